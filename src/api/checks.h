@@ -1,0 +1,46 @@
+// Checks of what callers hand over: everything that SPEC section 9 lists for tensors, before anything is written.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "annulus/problem.h"
+#include "annulus/tensor.h"
+
+namespace annulus {
+
+// Collects the tensors of one call, checks each on its own and outputs against all others.
+class ArgumentChecks {
+ public:
+  explicit ArgumentChecks(const Problem& problem) : problem_(problem) {}
+
+  void input(const char* name, const ConstTensorView& view, std::int64_t heads);
+  void output(const char* name, const TensorView& view, std::int64_t heads);
+  void input(const char* name, std::span<const float> lse);
+  void output(const char* name, std::span<const float> lse);
+  void workspace(std::span<const std::byte> memory, std::size_t needed);
+
+  // No output shares an element with anything else.
+  void overlaps() const;
+
+ private:
+  struct Region {
+    std::string name;
+    const std::byte* begin = nullptr;
+    const std::byte* end = nullptr;
+    std::int64_t period = 0;  // bytes from token to token; 0: solid
+    std::int64_t filled = 0;  // bytes used in each period
+    bool written = false;
+  };
+
+  void view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written);
+  void lse_rows(const char* name, std::span<const float> lse, bool written);
+  static bool interleave(const Region& a, const Region& b);
+
+  const Problem& problem_;
+  std::vector<Region> regions_;
+};
+
+}  // namespace annulus

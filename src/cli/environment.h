@@ -1,0 +1,26 @@
+// What the machine is and what it has left: for `info`, for the `environment` of every JSON object, and for refusing in time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace annulus::cli {
+
+struct Cache {
+  int level = 0;
+  std::string type;  // Data, Instruction, Unified
+  std::int64_t bytes = 0;
+};
+
+std::string cpu_model();
+std::vector<Cache> caches();  // of the first core; empty where the system does not tell
+
+// What may still be allocated, by the system's word and by the control group's limit; nothing where neither is known.
+std::optional<std::int64_t> available_memory_bytes();
+
+// The largest resident size of this process so far; 0 where the system does not tell.
+std::int64_t process_peak_bytes();
+
+}  // namespace annulus::cli

@@ -1,0 +1,163 @@
+#include "cli/workload.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+#include "cli/environment.h"
+#include "cli/random.h"
+#include "numeric/size.h"
+
+namespace annulus::cli {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+
+template <class Call>
+double seconds_of(const Call& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Stream stream_of(const std::string& name) {
+  if (name == "q") return Stream::q;
+  if (name == "k") return Stream::k;
+  if (name == "v") return Stream::v;
+  return Stream::dout;
+}
+
+bool is_key_side(const std::string& name) { return name == "k" || name == "v" || name == "dk" || name == "dv"; }
+
+}  // namespace
+
+void Buffer::Free::operator()(std::byte* data) const { std::free(data); }
+
+Buffer::Buffer(std::int64_t bytes) {
+  const std::int64_t rounded = (std::max<std::int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  data_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<std::size_t>(rounded))));
+  if (data_ == nullptr)
+    throw OutOfMemory("a tensor must fit into memory; the system refused " + format_bytes(rounded) +
+                      ": give smaller sizes or raise the limit of this process");
+}
+
+std::vector<std::string> input_names(Pass pass) {
+  if (pass == Pass::forward) return {"q", "k", "v"};
+  return {"q", "k", "v", "dout"};
+}
+
+std::vector<std::string> result_names(Pass pass) {
+  if (pass == Pass::forward) return {"out", "lse"};
+  return {"out", "lse", "dq", "dk", "dv"};
+}
+
+Workload::Workload(const Problem& problem) : problem_(problem) {}
+
+void Workload::draw(std::uint64_t seed, int threads, Pass pass) {
+  release_workspace();
+  for (const std::string& name : input_names(pass)) {
+    if (has(name)) continue;
+    allocate(name);
+    fill_normal(seed, stream_of(name), problem_.dtype, tensors_.at(name).own.data(), elements(name), threads);
+  }
+}
+
+void Workload::borrow(const std::string& name, const void* data) {
+  ledger_.allocate(name, bytes(name));
+  tensors_[name].data = data;
+}
+
+double Workload::forward(const Attention& attention) {
+  prepare(attention, Pass::forward);
+  ForwardArgs args;
+  args.q = read("q");
+  args.k = read("k");
+  args.v = read("v");
+  args.out = write("out");
+  args.lse = lse();
+  args.workspace = {workspace_.data(), workspace_bytes_};
+  return seconds_of([&] { attention.forward(args); });
+}
+
+double Workload::backward(const Attention& attention) {
+  prepare(attention, Pass::backward);
+  BackwardArgs args;
+  args.q = read("q");
+  args.k = read("k");
+  args.v = read("v");
+  args.out = read("out");
+  args.lse = lse();
+  args.dout = read("dout");
+  args.dq = write("dq");
+  args.dk = write("dk");
+  args.dv = write("dv");
+  args.workspace = {workspace_.data(), workspace_bytes_};
+  return seconds_of([&] { attention.backward(args); });
+}
+
+DType Workload::dtype(const std::string& name) const { return name == "lse" ? DType::fp32 : problem_.dtype; }
+
+std::vector<std::int64_t> Workload::shape(const std::string& name) const {
+  if (name == "lse") return {problem_.batch, problem_.heads, problem_.tokens};
+  const auto shape = shape4(name);
+  return {shape.begin(), shape.end()};
+}
+
+std::int64_t Workload::elements(const std::string& name) const {
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape(name)) count *= size;
+  return count;
+}
+
+void Workload::allocate(const std::string& name) {
+  Buffer buffer(bytes(name));
+  ledger_.allocate(name, bytes(name));
+  const void* data = buffer.data();
+  tensors_[name] = {std::move(buffer), data};
+}
+
+// Results and the workspace of a pass. What the pass holds beside the tensors enters the ledger under the plan's own names.
+void Workload::prepare(const Attention& attention, Pass pass) {
+  const std::vector<std::string> results = result_names(pass);
+  std::vector<MemoryComponent> parts;
+  for (const MemoryComponent& part : attention.memory(pass))
+    if (!has(part.name) && std::ranges::find(results, part.name) == results.end()) parts.push_back(part);
+  const std::size_t bytes = attention.workspace_bytes(pass);
+  if (parts == workspace_parts_ && workspace_bytes_ == bytes) return;
+  release_workspace();
+  for (const std::string& name : results)
+    if (!has(name)) allocate(name);
+  workspace_ = Buffer(static_cast<std::int64_t>(bytes));
+  workspace_bytes_ = bytes;
+  workspace_parts_ = parts;
+  for (const MemoryComponent& part : parts) ledger_.allocate(part.name, part.bytes);
+}
+
+void Workload::release_workspace() {
+  for (const MemoryComponent& part : workspace_parts_) ledger_.release(part.name, part.bytes);
+  workspace_parts_.clear();
+  workspace_ = Buffer();
+  workspace_bytes_ = 0;
+}
+
+std::array<std::int64_t, 4> Workload::shape4(const std::string& name) const {
+  return {problem_.batch, problem_.tokens, is_key_side(name) ? problem_.kv_heads : problem_.heads, problem_.head_dim};
+}
+
+ConstTensorView Workload::read(const std::string& name) const { return {data(name), problem_.dtype, shape4(name)}; }
+
+TensorView Workload::write(const std::string& name) { return {tensors_.at(name).own.data(), problem_.dtype, shape4(name)}; }
+
+std::span<float> Workload::lse() {
+  return {reinterpret_cast<float*>(tensors_.at("lse").own.data()), static_cast<std::size_t>(elements("lse"))};
+}
+
+void check_memory(std::int64_t needed_bytes, const std::string& what) {
+  const auto available = available_memory_bytes();
+  if (available && needed_bytes > *available)
+    throw OutOfMemory(what + " must fit into the memory that is left; it needs " + format_bytes(needed_bytes) + " and " +
+                      format_bytes(*available) + " are available: give smaller sizes or use a larger machine");
+}
+
+}  // namespace annulus::cli

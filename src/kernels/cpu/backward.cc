@@ -1,0 +1,95 @@
+#include "kernels/cpu/backward.h"
+
+#include "kernels/cpu/forward.h"
+#include "kernels/thread_pool.h"
+
+namespace annulus::cpu {
+namespace {
+
+using Phase = void (*)(const Context&, const BackwardArgs&, const Deltas&, Carver&);
+
+// Eq. 7: the whole output is at hand.
+void exact_delta(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+  if (carver.measuring()) return;
+  const Blocks blocks(context, context.problem.heads);
+  ThreadPool::shared().run(blocks.count(), context.threads, [&](std::int64_t index, int) {
+    const Block block = blocks[index];
+    const Rows rows{block.begin, 1, block.end - block.begin};
+    context.tiles.dot_rows(source_rows(args.dout, block.batch, block.head, rows),
+                           source_rows(args.out, block.batch, block.head, rows),
+                           deltas.data + context.row_index(block.batch, block.head, block.begin));
+  });
+}
+
+struct Phases {
+  std::int64_t deltas;  // how many
+  Phase first;
+  Phase second;
+};
+
+Phases choose(const Context& context) {
+  const bool detached = context.problem.pattern.gradient == Gradient::detached;
+  return {.deltas = detached ? static_cast<std::int64_t>(context.problem.pattern.branches.size()) : 1,
+          .first = detached ? detached_deltas : exact_delta,
+          .second = context.problem.dtype == DType::fp32 ? backward_fused : backward_split};
+}
+
+std::int64_t tile_bytes(const Context& context, Phase phase) {
+  Carver carver;
+  phase(context, {}, {}, carver);
+  return carver.used_bytes();
+}
+
+// Runs the phases one after the other in the same tiles, or measures when the carver has no memory.
+void walk(const Context& context, const BackwardArgs& args, Carver& carver) {
+  const Phases phases = choose(context);
+  const std::int64_t rows = context.problem.batch * context.problem.heads * context.problem.tokens;
+  const Deltas deltas{carver.take<float>("delta", rows * phases.deltas), phases.deltas > 1 ? rows : 0};
+  auto* tiles = carver.take<std::byte>("tiles", std::max(tile_bytes(context, phases.first), tile_bytes(context, phases.second)));
+  if (carver.measuring()) return;
+  for (const Phase phase : {phases.first, phases.second}) {
+    Carver phase_carver(tiles);
+    phase(context, args, deltas, phase_carver);
+  }
+}
+
+}  // namespace
+
+// Eq. 8: a branch's own output was never stored, so it is computed again, a block at a time.
+void detached_deltas(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+  std::vector<QueryBlock> slots;
+  for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
+  if (carver.measuring()) return;
+  const ForwardArgs inputs{.q = args.q, .k = args.k, .v = args.v, .out = {}, .lse = {}, .workspace = {}};
+  const Blocks blocks(context, context.problem.heads);
+  const auto branches = static_cast<std::int64_t>(context.problem.pattern.branches.size());
+  ThreadPool::shared().run(blocks.count() * branches, context.threads, [&](std::int64_t index, int slot) {
+    const Block block = blocks[index / branches];
+    QueryBlock& work = slots[static_cast<std::size_t>(slot)];
+    work.begin(block);
+    for (std::int64_t t = block.span->first_task; t < block.span->last_task; ++t) {
+      const Task& task = context.plan.tasks[static_cast<std::size_t>(t)];
+      if (task.branch == index % branches) work.attend(task, inputs);
+    }
+    const Rows rows{block.begin, 1, work.rows()};
+    float* delta = deltas.of_branch(index % branches) + context.row_index(block.batch, block.head, block.begin);
+    const std::int64_t head_dim = context.problem.head_dim;
+    context.tiles.dot_rows(source_rows(args.dout, block.batch, block.head, rows),
+                           {work.values(), DType::fp32, padded(head_dim), rows.count, head_dim}, delta);
+    const float* factors = work.factors();
+    for (std::int64_t i = 0; i < rows.count; ++i) delta[i] *= factors[i];
+  });
+}
+
+std::vector<MemoryComponent> backward_workspace(const Context& context) {
+  Carver carver;
+  walk(context, {}, carver);
+  return carver.components();
+}
+
+void backward(const Context& context, const BackwardArgs& args) {
+  Carver carver(args.workspace.data());
+  walk(context, args, carver);
+}
+
+}  // namespace annulus::cpu

@@ -1,0 +1,206 @@
+// One pass: a stretch of keys stays, queries pass by a tile at a time. dk and dv of the stretch are summed in scratch; dq is summed over the
+// stretch and then added to the output.
+//
+// Two stretches of one group add to the same rows of dq. They do so in the order of their keys: each waits, before it adds, until the
+// one before it has added to the same rows. The threads then follow one another through the queries, a tile apart, and the sum is the
+// same for every number of threads. Waiting is safe because the pool starts tasks in order: the one before is always on its way.
+#include <atomic>
+#include <map>
+#include <thread>
+#include <tuple>
+
+#include "kernels/cpu/backward.h"
+#include "kernels/cpu/operands.h"
+#include "kernels/groups.h"
+#include "kernels/thread_pool.h"
+
+namespace annulus::cpu {
+namespace {
+
+constexpr std::int64_t kWindow = std::int64_t{1} << 15;  // items between two barriers: bounds the progress counters whatever N is
+constexpr std::int64_t kDone = INT64_MAX;
+
+// Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv (five fp32 rows a key)
+// must stay below 2.5 MiB. A function of the head size alone: the order of the sums in dq depends on it.
+std::int64_t tiles_in_stretch(std::int64_t head_dim) { return std::clamp<std::int64_t>(512 / padded(head_dim), 1, 4); }
+
+// Tasks that touch disjoint rows of dq, dk and dv, so that all their groups may run at the same time.
+using Wave = std::vector<const Task*>;
+
+// Within a branch, tasks overlap only if a table gives one class to heads that lie apart: such tasks go into successive waves.
+std::vector<Wave> deal_waves(const Plan& plan) {
+  std::map<std::pair<int, std::int64_t>, Wave> waves;  // by branch, then by how often these rows came before
+  std::map<std::tuple<int, std::int64_t>, std::int64_t> seen;
+  for (const Task& task : plan.tasks) waves[{task.branch, seen[{task.branch, task.keys.first}]++}].push_back(&task);
+  std::vector<Wave> result;
+  for (auto& [key, wave] : waves) result.push_back(std::move(wave));
+  return result;
+}
+
+// One stretch of keys of one group, for all query heads that share its key/value head.
+struct Item {
+  const Task* task = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t shift = 0;    // of the group inside the task
+  std::int64_t stretch = 0;  // its number in the group
+};
+
+class Items {
+ public:
+  Items(const Context& context, const Wave& wave) : context_(context), wave_(wave) {
+    for (const Task* task : wave) first_.push_back(first_.back() + groups(*task) * stretches(*task));
+  }
+
+  std::int64_t count() const { return first_.back(); }
+
+  Item operator[](std::int64_t index) const {
+    const std::int64_t t = std::upper_bound(first_.begin(), first_.end(), index) - first_.begin() - 1;
+    const Task& task = *wave_[static_cast<std::size_t>(t)];
+    std::int64_t rest = index - first_[static_cast<std::size_t>(t)];
+    const auto next = [&rest](std::int64_t size) {
+      const std::int64_t digit = rest % size;
+      rest /= size;
+      return digit;
+    };
+    Item item;
+    item.task = &task;
+    item.stretch = next(stretches(task));  // fastest: the item before is the stretch before
+    item.shift = next(task.classes.count) * task.classes.step;
+    item.shift += next(task.segments.count) * task.segments.step;
+    item.kv_head = first_kv_head(task) + next(kv_heads(task));
+    item.batch = rest;
+    return item;
+  }
+
+ private:
+  std::int64_t stretches(const Task& task) const {
+    const std::int64_t length = tiles_in_stretch(context_.problem.head_dim) * context_.tiles.backward.key_tile;
+    return (task.keys.count + length - 1) / length;
+  }
+  std::int64_t first_kv_head(const Task& task) const { return context_.kv_head(task.heads.first); }
+  std::int64_t kv_heads(const Task& task) const { return context_.kv_head(task.heads.last()) - first_kv_head(task) + 1; }
+  std::int64_t groups(const Task& task) const {
+    return context_.problem.batch * kv_heads(task) * task.segments.count * task.classes.count;
+  }
+
+  const Context& context_;
+  const Wave& wave_;
+  std::vector<std::int64_t> first_{0};  // item of each task, and the total
+};
+
+class Stretch {
+ public:
+  Stretch(const Context& context, Carver& carver)
+      : context_(context), tiles_(context.tiles.backward), queries_(context, carver) {
+    const std::int64_t width = padded(context.problem.head_dim);
+    const std::int64_t key_tiles = tiles_in_stretch(context.problem.head_dim);
+    for (std::int64_t i = 0; i < key_tiles; ++i) keys_.emplace_back(context, carver);
+    scratch_ = carver.take<float>("tiles", tiles_.score_bytes / 4);
+    dq_ = carver.take<float>("tiles", tiles_.query_tile * width);
+    dk_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
+    dv_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
+  }
+
+  // `before`: how far the stretch before has come, null for the first one; `progress`: how far this one has.
+  void run(const Item& item, const BackwardArgs& args, const float* delta, const std::atomic<std::int64_t>* before,
+           std::atomic<std::int64_t>& progress) {
+    const Problem& problem = context_.problem;
+    const std::int64_t sharers = problem.heads / problem.kv_heads;
+    const Rows heads = cut(item.task->heads, item.kv_head * sharers, (item.kv_head + 1) * sharers);
+    if (heads.empty()) return;
+    const Rows all_queries = item.task->queries.shifted(item.shift);
+    const Rows keys = pack_keys(item, args);
+    const std::int64_t diagonal = diagonal_of(all_queries, keys);
+    const std::int64_t query_tiles = (all_queries.count + tiles_.query_tile - 1) / tiles_.query_tile;
+    for (std::int64_t h = 0; h < heads.count; ++h)
+      for (std::int64_t t = 0; t < query_tiles; ++t) {
+        const std::int64_t first = t * tiles_.query_tile;
+        const Rows queries{all_queries[first], all_queries.stride, std::min(tiles_.query_tile, all_queries.count - first)};
+        if (problem.causal && queries.count + first + diagonal <= 0) continue;  // all of these queries lie before
+        queries_.pack(args, delta, Wanted::all, item.batch, heads[h], queries);
+        differentiate(problem.causal ? first + diagonal : kNoDiagonal, queries.count, keys.count);
+        const std::int64_t turn = h * query_tiles + t + 1;
+        while (before != nullptr && before->load(std::memory_order_acquire) < turn) std::this_thread::yield();
+        context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
+                                target_rows(args.dq, item.batch, heads[h], queries));
+        progress.store(turn, std::memory_order_release);
+      }
+    // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
+    context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(args.dk, item.batch, item.kv_head, keys));
+    context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(args.dv, item.batch, item.kv_head, keys));
+    progress.store(kDone, std::memory_order_release);
+  }
+
+ private:
+  Rows pack_keys(const Item& item, const BackwardArgs& args) {
+    const std::int64_t width = padded(context_.problem.head_dim);
+    const std::int64_t length = static_cast<std::int64_t>(keys_.size()) * tiles_.key_tile;
+    const Rows group = item.task->keys.shifted(item.shift);
+    const std::int64_t first = item.stretch * length;
+    const Rows keys{group[first], group.stride, std::min(length, group.count - first)};
+    for (std::int64_t j = 0; j < keys.count; j += tiles_.key_tile)
+      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(args, Wanted::all, item.batch, item.kv_head,
+                                                                {keys[j], keys.stride, std::min(tiles_.key_tile, keys.count - j)});
+    std::fill_n(dk_, keys.count * width, 0.0f);
+    std::fill_n(dv_, keys.count * width, 0.0f);
+    return keys;
+  }
+
+  void differentiate(std::int64_t diagonal, std::int64_t query_count, std::int64_t key_count) {
+    const std::int64_t width = padded(context_.problem.head_dim);
+    std::fill_n(dq_, query_count * width, 0.0f);
+    for (std::int64_t j = 0; j < key_count; j += tiles_.key_tile) {
+      DifferentiateTile tile;
+      tile.diagonal = diagonal == kNoDiagonal ? kNoDiagonal : diagonal - j;
+      if (query_count + tile.diagonal <= 0) break;  // the rest of the keys lie ahead
+      queries_.enter(tile);
+      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].enter(tile);
+      tile.head_dim = context_.problem.head_dim;
+      tile.scratch = scratch_;
+      tile.dq = dq_;
+      tile.dk = dk_ + j * width;
+      tile.dv = dv_ + j * width;
+      tiles_.differentiate(tile);
+    }
+  }
+
+  const Context& context_;
+  const BackwardTiles& tiles_;
+  QueryOperands queries_;
+  std::vector<KeyOperands> keys_;
+  float *scratch_, *dq_, *dk_, *dv_;
+};
+
+void clear(const Context& context, const TensorView& view) {
+  ThreadPool::shared().run(view.shape[0] * view.shape[1], context.threads, [&](std::int64_t index, int) {
+    for (std::int64_t head = 0; head < view.shape[2]; ++head) {
+      auto* row = reinterpret_cast<float*>(row_pointer(view, index / view.shape[1], index % view.shape[1], head));
+      std::fill_n(row, view.shape[3], 0.0f);
+    }
+  });
+}
+
+}  // namespace
+
+void backward_fused(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+  std::vector<Stretch> slots;
+  for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
+  auto* progress = carver.take<std::atomic<std::int64_t>>("tiles", kWindow);
+  if (carver.measuring()) return;
+  for (const TensorView& view : {args.dq, args.dk, args.dv}) clear(context, view);
+  for (const Wave& wave : deal_waves(context.plan)) {
+    const Items items(context, wave);
+    for (std::int64_t begin = 0; begin < items.count(); begin += kWindow) {
+      const std::int64_t count = std::min(kWindow, items.count() - begin);
+      for (std::int64_t i = 0; i < count; ++i) new (progress + i) std::atomic<std::int64_t>(0);
+      ThreadPool::shared().run(count, context.threads, [&](std::int64_t i, int slot) {
+        const Item item = items[begin + i];
+        const std::atomic<std::int64_t>* before = item.stretch > 0 && i > 0 ? progress + i - 1 : nullptr;
+        slots[static_cast<std::size_t>(slot)].run(item, args, deltas.of_branch(item.task->branch), before, progress[i]);
+      });
+    }
+  }
+}
+
+}  // namespace annulus::cpu

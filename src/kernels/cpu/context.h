@@ -1,0 +1,41 @@
+// What every driver of the CPU backend looks at, and how it finds rows of one head in a tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/problem.h"
+#include "kernels/cpu/tiles.h"
+#include "plan/plan.h"
+
+namespace annulus::cpu {
+
+struct Context {
+  const Problem& problem;
+  const Plan& plan;
+  const Tiles& tiles;
+  int threads;
+
+  std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads / problem.kv_heads); }
+  float scale_log2() const { return static_cast<float>(*problem.scale * 1.4426950408889634); }
+  float output_scale() const { return static_cast<float>(problem.pattern.output_scale); }
+  std::int64_t row_index(std::int64_t batch, std::int64_t head, std::int64_t token) const {  // in LSE and Delta
+    return (batch * problem.heads + head) * problem.tokens + token;
+  }
+};
+
+template <class View>
+auto* row_pointer(const View& view, std::int64_t batch, std::int64_t token, std::int64_t head) {
+  using Byte = std::conditional_t<std::is_same_v<View, TensorView>, char, const char>;
+  const std::int64_t offset = batch * view.stride[0] + token * view.stride[1] + head * view.stride[2];
+  return static_cast<Byte*>(view.data) + offset * size_of(view.dtype);
+}
+
+inline SourceRows source_rows(const ConstTensorView& view, std::int64_t batch, std::int64_t head, const Rows& rows) {
+  return {row_pointer(view, batch, rows.first, head), view.dtype, rows.stride * view.stride[1], rows.count, view.shape[3]};
+}
+
+inline TargetRows target_rows(const TensorView& view, std::int64_t batch, std::int64_t head, const Rows& rows) {
+  return {row_pointer(view, batch, rows.first, head), view.dtype, rows.stride * view.stride[1], view.shape[3]};
+}
+
+}  // namespace annulus::cpu

@@ -1,0 +1,114 @@
+#include "kernels/thread_pool.h"
+
+#include <algorithm>
+#include <exception>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace annulus {
+
+struct ThreadPool::Job {
+  const Body& body;
+  std::int64_t count;
+  std::int64_t next = 0;
+  int running = 0;
+  std::vector<int> free_slots;
+  std::exception_ptr error;
+  std::condition_variable idle;  // a task of this job ended
+
+  bool joinable() const { return next < count && !free_slots.empty(); }
+};
+
+ThreadPool& ThreadPool::shared() {
+  static ThreadPool pool;
+  return pool;
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void ThreadPool::grow(int helpers) {
+  while (static_cast<int>(helpers_.size()) < helpers) helpers_.emplace_back([this] { help(); });
+}
+
+// Called and returns with the lock held. Tasks take tens of microseconds and more, so one lock a task is cheap.
+void ThreadPool::run_one(Job& job, std::unique_lock<std::mutex>& lock) {
+  const std::int64_t index = job.next++;
+  const int slot = job.free_slots.back();
+  job.free_slots.pop_back();
+  ++job.running;
+  if (!job.joinable()) open_.remove(&job);
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    job.body(index, slot);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  const bool was_open = job.joinable();
+  job.free_slots.push_back(slot);
+  --job.running;
+  if (error) {
+    if (!job.error) job.error = error;
+    job.next = job.count;  // what has not started is not worth starting
+    if (was_open) open_.remove(&job);
+  } else if (!was_open && job.joinable()) {
+    open_.push_back(&job);
+    work_.notify_one();
+  }
+  job.idle.notify_all();
+}
+
+void ThreadPool::help() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return stopping_ || !open_.empty(); });
+    if (stopping_) return;
+    Job& job = *open_.front();
+    open_.splice(open_.end(), open_, open_.begin());
+    run_one(job, lock);
+  }
+}
+
+void ThreadPool::run(std::int64_t count, int width, const Body& f) {
+  if (count <= 0) return;
+  width = static_cast<int>(std::clamp<std::int64_t>(width, 1, count));
+  if (width == 1) {
+    for (std::int64_t i = 0; i < count; ++i) f(i, 0);
+    return;
+  }
+  Job job{.body = f, .count = count, .free_slots = {}, .error = {}, .idle = {}};
+  for (int slot = width - 1; slot >= 0; --slot) job.free_slots.push_back(slot);
+  std::unique_lock lock(mutex_);
+  grow(width - 1);
+  open_.push_back(&job);
+  work_.notify_all();
+  // Helpers may hold every slot for a moment; then there is one to wait for.
+  while (job.next < job.count) {
+    if (job.joinable())
+      run_one(job, lock);
+    else
+      job.idle.wait(lock);
+  }
+  job.idle.wait(lock, [&] { return job.running == 0; });
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+int usable_cores() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+}  // namespace annulus
