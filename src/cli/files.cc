@@ -120,10 +120,11 @@ void InputFiles::take_sizes(const ProblemOptions& typed) {
   check_typed_sizes(typed, sizes_, safetensors_.empty() ? "the npy files" : q.source.substr(q.source.find("in ") + 3));
 }
 
-void InputFiles::lend(Workload& work) {
-  for (const Entry& entry : tensors_) {
-    elements_.emplace_back(entry.tensor);
-    work.borrow(entry.name, elements_.back().data());
+void InputFiles::lend(Workload& work, Pass pass) {
+  for (const std::string& name : input_names(pass)) {
+    if (work.has(name)) continue;
+    elements_.emplace_back(entry(name).tensor);
+    work.borrow(name, elements_.back().data());
   }
 }
 

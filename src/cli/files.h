@@ -35,7 +35,8 @@ class InputFiles {
   const Sizes& sizes() const { return sizes_; }
   bool without_batch() const { return without_batch_; }
 
-  void lend(Workload& work);
+  // The inputs of the pass that the workload has not got yet.
+  void lend(Workload& work, Pass pass);
 
  private:
   struct Entry {

@@ -68,21 +68,24 @@ int run(const RunOptions& options) {
     for (const std::string& name : input_names(pass)) mapped_bytes += work.bytes(name);
   check_memory(plan_bytes(attention, backward) - mapped_bytes, "this run");
 
+  const auto provide = [&](Pass needed) {
+    if (inputs.given())
+      inputs.lend(work, needed);
+    else
+      work.draw(seed, attention.threads(), needed);
+  };
   Seconds seconds;
   std::vector<std::string> written;
   Json object;
   {
     Progress progress(options.report.quiet, backward ? 4 : 3);
     progress.step(inputs.given() ? "map inputs" : "draw inputs");
-    if (inputs.given())
-      inputs.lend(work);
-    else
-      work.draw(seed, attention.threads(), Pass::forward);
+    provide(Pass::forward);
     progress.step("forward");
     seconds.forward = work.forward(attention);
     if (backward) {
       progress.step("backward");
-      if (!inputs.given()) work.draw(seed, attention.threads(), Pass::backward);
+      provide(Pass::backward);
       seconds.backward = work.backward(attention);
     }
     progress.step("write results");

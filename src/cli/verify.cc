@@ -1,6 +1,7 @@
 // annulus verify: the product against the fp64 reference and against itself, forward and backward; one problem or the whole grid.
+#include <algorithm>
 #include <iostream>
-#include <map>
+#include <iterator>
 
 #include "cli/commands.h"
 #include "cli/grid.h"
@@ -66,16 +67,16 @@ class WorstChecks {
  public:
   void add(const std::vector<VerifyCheck>& checks) {
     for (const VerifyCheck& check : checks) {
-      const auto [entry, inserted] = worst_.try_emplace({check.what, check.tensor}, check);
-      if (!inserted && closer(check, entry->second)) entry->second = check;
+      const auto known = std::ranges::find_if(
+          worst_, [&](const VerifyCheck& other) { return other.what == check.what && other.tensor == check.tensor; });
+      if (known == worst_.end())
+        worst_.push_back(check);
+      else if (closer(check, *known))
+        *known = check;
     }
   }
 
-  std::vector<VerifyCheck> list() const {
-    std::vector<VerifyCheck> checks;
-    for (const auto& [key, check] : worst_) checks.push_back(check);
-    return checks;
-  }
+  const std::vector<VerifyCheck>& list() const { return worst_; }
 
  private:
   static bool closer(const VerifyCheck& a, const VerifyCheck& b) {
@@ -83,7 +84,7 @@ class WorstChecks {
     return a.max_error * b.bound > b.max_error * a.bound;
   }
 
-  std::map<std::pair<std::string, std::string>, VerifyCheck> worst_;
+  std::vector<VerifyCheck> worst_;
 };
 
 int verify_one(const VerifyOptions& options) {

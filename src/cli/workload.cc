@@ -64,6 +64,7 @@ void Workload::draw(std::uint64_t seed, int threads, Pass pass) {
 }
 
 void Workload::borrow(const std::string& name, const void* data) {
+  release_workspace();
   ledger_.allocate(name, bytes(name));
   tensors_[name].data = data;
 }

@@ -42,7 +42,7 @@ class Workload {
  public:
   explicit Workload(const Problem& problem);  // resolved
 
-  // Draws all inputs of the pass that are not there yet. The workspace of a pass before makes room for them.
+  // New inputs take the room of the workspace of the pass before. `draw` draws all that are not there yet.
   void draw(std::uint64_t seed, int threads, Pass pass);
   void borrow(const std::string& name, const void* data);
 

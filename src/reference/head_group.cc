@@ -65,8 +65,7 @@ TermSizes HeadGroup<Arithmetic>::attend(std::int64_t batch, std::int64_t kv_head
   if (backward_) {
     dk_ = Matrix<Real>(tokens, problem_.head_dim);
     dv_ = Matrix<Real>(tokens, problem_.head_dim);
-    dk_terms_.assign(index(tokens), 0);
-    dv_terms_.assign(index(tokens), 0);
+    key_terms_.assign(index(tokens), {});
   }
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     q_ = Head<Real>(inputs_.q, batch, head, problem_.heads, problem_);
@@ -113,8 +112,7 @@ void HeadGroup<Arithmetic>::attend_block(std::int64_t first, std::int64_t head) 
     add_scaled(row.probability[entry], v_.rows.row(key), row.out.data(), head_dim);
     if (detached())
       add_scaled(row.branch_probability[entry], v_.rows.row(key), row.branch_out.row(row.keys.branch[entry]), head_dim);
-    if constexpr (Arithmetic::kMeasuresTerms)
-      row.out_terms += row.probability[entry] * (1 + std::abs(row.score[entry])) * v_.largest[index(key)];
+    if constexpr (Arithmetic::kMeasuresTerms) measure_output(row, entry);
   });
   for (Row& row : block_) finish_output(row);
   if (!backward_) return;
@@ -133,11 +131,10 @@ void HeadGroup<Arithmetic>::start_row(std::int64_t t, std::int64_t head, Row& ro
   row.score.resize(entries);
   row.probability.resize(entries);
   row.out.assign(index(problem_.head_dim), 0);
-  row.out_terms = 0;
+  row.terms = {};
   if (!backward_) return;
   row.d_probability.resize(entries);
   row.dq.assign(index(problem_.head_dim), 0);
-  row.dq_terms = 0;
   row.delta.assign(branches, 0);
   row.dout.resize(index(problem_.head_dim));
   for (std::int64_t d = 0; d < problem_.head_dim; ++d)
@@ -175,14 +172,18 @@ auto HeadGroup<Arithmetic>::normalise(const Row& row, int branch, std::vector<Re
 template <class Arithmetic>
 void HeadGroup<Arithmetic>::finish_output(Row& row) const {
   const std::int64_t head_dim = problem_.head_dim;
-  for (Real& x : row.out) x = store(x);
+  const auto output_scale = static_cast<Real>(problem_.pattern.output_scale);
+  for (Real& x : row.out) x = store(output_scale * store(x));
+  if constexpr (Arithmetic::kMeasuresTerms) row.terms.out_norm = std::sqrt(dot(row.out.data(), row.out.data(), head_dim));
   if (!backward_) return;
+  if (!detached()) {
+    const Real delta = dot(dout_.rows.row(row.t), row.out.data(), head_dim);
+    std::fill(row.delta.begin(), row.delta.end(), delta);
+    return;
+  }
   for (std::size_t i = 0; i < row.delta.size(); ++i) {
-    Real* branch_out = row.out.data();
-    if (detached()) {
-      branch_out = row.branch_out.row(static_cast<std::int64_t>(i));
-      for (std::int64_t d = 0; d < head_dim; ++d) branch_out[d] = store(branch_out[d]);
-    }
+    Real* branch_out = row.branch_out.row(static_cast<std::int64_t>(i));
+    for (std::int64_t d = 0; d < head_dim; ++d) branch_out[d] = store(branch_out[d]);
     row.delta[i] = dot(row.dout.data(), branch_out, head_dim);
   }
 }
@@ -199,41 +200,65 @@ void HeadGroup<Arithmetic>::add_gradients(Row& row, std::size_t entry) {
   add_scaled(ds, q_.rows.row(row.t), dk_.row(key), head_dim);
 }
 
-// dP is itself a sum of head_dim terms; |dO| |v| / sqrt(head_dim) is the size that its partial sums have.
+// A dot product of a and b in fp32 is off by about |a| |b| units; exp multiplies by 1 + the error of its logit.
+template <class Arithmetic>
+double HeadGroup<Arithmetic>::logit_size(const Row& row, std::size_t entry) const {
+  const double norms = q_.norm[index(row.t)] * k_.norm[index(row.keys.key[entry])];
+  return 1 + std::abs(static_cast<double>(row.score[entry])) + std::abs(*problem_.scale) * norms;
+}
+
+template <class Arithmetic>
+void HeadGroup<Arithmetic>::measure_output(Row& row, std::size_t entry) const {
+  const auto key = index(row.keys.key[entry]);
+  const double p = row.probability[entry];
+  const double size = p * logit_size(row, entry);
+  row.terms.lse_squares += size * size;
+  row.terms.out_squares += size * v_.largest[key] * size * v_.largest[key];
+  row.terms.mean_key += p * k_.largest[key];
+}
+
 template <class Arithmetic>
 void HeadGroup<Arithmetic>::measure_gradients(Row& row, std::size_t entry) {
   const auto key = index(row.keys.key[entry]);
   const auto t = index(row.t);
-  const double output_scale = std::abs(problem_.pattern.output_scale);
   const double p = row.probability[entry];
-  const double dp = row.d_probability[entry];
-  const double delta = row.delta[index(row.keys.branch[entry])];
-  const double logit = 1 + std::abs(static_cast<double>(row.score[entry]));
-  const double partial_sums =
-      output_scale * dout_.norm[t] * v_.norm[key] / std::sqrt(static_cast<double>(problem_.head_dim));
-  const double ds = std::abs(*problem_.scale) * p * (logit * std::abs(dp - delta) + std::abs(dp) + partial_sums);
-  row.dq_terms += ds * k_.largest[key];
-  dk_terms_[key] += ds * q_.largest[t];
-  dv_terms_[key] += p * logit * output_scale * dout_.largest[t];
+  const double ds = row.d_probability[entry] - row.delta[index(row.keys.branch[entry])];
+  const double exponent_size = logit_size(row, entry) + std::abs(static_cast<double>(row.lse));
+  const double dp_size = std::abs(problem_.pattern.output_scale) * dout_.norm[t] * v_.norm[key];
+  const double delta_size = dout_.norm[t] * row.terms.out_norm;
+  const double scaled_p = std::abs(*problem_.scale) * p;
+
+  const double dq_term = scaled_p * (exponent_size * std::abs(ds) + dp_size) * k_.largest[key];
+  const double dk_term = scaled_p * (exponent_size * std::abs(ds) + dp_size + delta_size) * q_.largest[t];
+  const double dk_stored_term = scaled_p * delta_size * q_.largest[t];
+  const double dv_term = std::abs(problem_.pattern.output_scale) * p * exponent_size * dout_.largest[t];
+  row.terms.dq_squares += dq_term * dq_term;
+  key_terms_[key].dk_squares += dk_term * dk_term;
+  key_terms_[key].dk_stored_squares += dk_stored_term * dk_stored_term;
+  key_terms_[key].dv_squares += dv_term * dv_term;
+}
+
+template <class Arithmetic>
+void HeadGroup<Arithmetic>::raise_terms(const Row& row) {
+  if (!row.keys.covered()) return;
+  raise(terms_.out, std::abs(problem_.pattern.output_scale) * std::sqrt(row.terms.out_squares));
+  raise(terms_.lse, 1 + std::abs(static_cast<double>(row.lse)) + std::sqrt(row.terms.lse_squares));
+  if (!backward_) return;
+  const double delta_size = dout_.norm[index(row.t)] * row.terms.out_norm;
+  const double dq_of_delta = std::abs(*problem_.scale) * delta_size * row.terms.mean_key;
+  raise(terms_.dq, std::sqrt(row.terms.dq_squares) + dq_of_delta);
+  raise(terms_.dq_stored, dq_of_delta / std::sqrt(static_cast<double>(problem_.head_dim)));
 }
 
 template <class Arithmetic>
 void HeadGroup<Arithmetic>::write_row(const Row& row, std::int64_t batch, std::int64_t head, Result& result) {
   const std::int64_t at = ((batch * problem_.tokens + row.t) * problem_.heads + head) * problem_.head_dim;
-  const auto output_scale = static_cast<Real>(problem_.pattern.output_scale);
   for (std::int64_t d = 0; d < problem_.head_dim; ++d) {
-    result.out[index(at + d)] = arithmetic_.store_result(output_scale * row.out[index(d)]);
+    result.out[index(at + d)] = arithmetic_.store_result(row.out[index(d)]);
     if (backward_) result.dq[index(at + d)] = arithmetic_.store_result(row.dq[index(d)]);
   }
   result.lse[index((batch * problem_.heads + head) * problem_.tokens + row.t)] = row.lse;
-  if (!Arithmetic::kMeasuresTerms || !row.keys.covered()) return;
-
-  double mean_score = 0;
-  for (std::size_t e = 0; e < row.score.size(); ++e)
-    mean_score += static_cast<double>(row.probability[e] * std::abs(row.score[e]));
-  raise(terms_.out, std::abs(problem_.pattern.output_scale) * row.out_terms);
-  raise(terms_.lse, 1 + std::abs(static_cast<double>(row.lse)) + mean_score);
-  raise(terms_.dq, row.dq_terms);
+  if constexpr (Arithmetic::kMeasuresTerms) raise_terms(row);
 }
 
 template <class Arithmetic>
@@ -244,8 +269,10 @@ void HeadGroup<Arithmetic>::write_keys(std::int64_t batch, std::int64_t kv_head,
       result.dk[index(at + d)] = arithmetic_.store_result(dk_.row(k)[d]);
       result.dv[index(at + d)] = arithmetic_.store_result(dv_.row(k)[d]);
     }
-    raise(terms_.dk, dk_terms_[index(k)]);
-    raise(terms_.dv, dv_terms_[index(k)]);
+    const KeyTerms& terms = key_terms_[index(k)];
+    raise(terms_.dk, std::sqrt(terms.dk_squares));
+    raise(terms_.dk_stored, std::sqrt(terms.dk_stored_squares / static_cast<double>(problem_.head_dim)));
+    raise(terms_.dv, std::sqrt(terms.dv_squares));
   }
 }
 

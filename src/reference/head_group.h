@@ -68,6 +68,22 @@ struct Head {
        const Problem& problem);
 };
 
+// Of one query: what TermSizes is made of. Errors of different keys are independent, so their squares add up.
+struct RowTerms {
+  double out_norm = 0;     // Euclidean, of the output
+  double out_squares = 0;  // of P * logit_size * max|v|
+  double lse_squares = 0;  // of P * logit_size
+  double dq_squares = 0;   // of what an fp32 dS may be off by, times max|k|
+  double mean_key = 0;     // sum P max|k|: how far an error of Delta, common to all keys, moves dQ
+};
+
+// Of one key, likewise.
+struct KeyTerms {
+  double dk_squares = 0;
+  double dk_stored_squares = 0;
+  double dv_squares = 0;
+};
+
 template <class Arithmetic>
 class HeadGroup {
  public:
@@ -96,11 +112,10 @@ class HeadGroup {
     Matrix<Real> branch_out;  // O_i of eq. 8
     std::vector<Real> delta;  // Delta of eq. 7 (the same for all) or 8
     Real lse = 0;
-    std::vector<Real> out;   // O, before output_scale
-    std::vector<Real> dout;  // output_scale * dO: the gradient of O
+    std::vector<Real> out;   // eq. 5; from finish_output on times output_scale
+    std::vector<Real> dout;  // output_scale * dO: the gradient of eq. 5
     std::vector<Real> dq;
-    double out_terms = 0;
-    double dq_terms = 0;
+    RowTerms terms;
   };
 
   void attend_block(std::int64_t first, std::int64_t head);
@@ -108,7 +123,10 @@ class HeadGroup {
   Real normalise(const Row& row, int branch, std::vector<Real>& probability) const;
   void finish_output(Row& row) const;
   void add_gradients(Row& row, std::size_t entry);
+  double logit_size(const Row& row, std::size_t entry) const;
+  void measure_output(Row& row, std::size_t entry) const;
   void measure_gradients(Row& row, std::size_t entry);
+  void raise_terms(const Row& row);
   void write_row(const Row& row, std::int64_t batch, std::int64_t head, Result& result);
   void write_keys(std::int64_t batch, std::int64_t kv_head, Result& result);
 
@@ -129,7 +147,7 @@ class HeadGroup {
 
   Head<Real> q_, k_, v_, dout_;
   Matrix<Real> dk_, dv_;
-  std::vector<double> dk_terms_, dv_terms_;  // by key
+  std::vector<KeyTerms> key_terms_;
   std::vector<Row> block_;
   TermSizes terms_;
 };

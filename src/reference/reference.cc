@@ -37,6 +37,8 @@ void raise(TermSizes& sizes, const TermSizes& other) {
   sizes.dq = std::max(sizes.dq, other.dq);
   sizes.dk = std::max(sizes.dk, other.dk);
   sizes.dv = std::max(sizes.dv, other.dv);
+  sizes.dq_stored = std::max(sizes.dq_stored, other.dq_stored);
+  sizes.dk_stored = std::max(sizes.dk_stored, other.dk_stored);
 }
 
 Result empty_result(const Problem& problem, const Inputs& inputs) {

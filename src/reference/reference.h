@@ -19,10 +19,11 @@ struct Inputs {
   std::vector<double> dout;  // empty: forward alone
 };
 
-// How large the numbers are that meet in a sum, by tensor: the largest sum of absolute terms, where a term counts 1 + |logit| times because
-// that is how far the rounding of a logit moves exp. What cancels leaves an error of this size behind, not of the result's.
+// How far rounding may move a tensor although the tensor itself is small: what cancels leaves an error of the size of its terms behind. By tensor,
+// the largest over its elements; see compare, which allows a few units in the last place of these.
 struct TermSizes {
-  double out = 0, lse = 0, dq = 0, dk = 0, dv = 0;
+  double out = 0, lse = 0, dq = 0, dk = 0, dv = 0;  // of fp32 sums
+  double dq_stored = 0, dk_stored = 0;              // of Delta, since backward is given O in the tensors' type
 };
 
 struct Result {

@@ -27,7 +27,7 @@ std::int64_t plan_of(const Attention& attention, Pass pass) { return total_bytes
 
 TEST(Workload, TheLedgerMeetsThePlanToTheByte) {
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-    const Attention attention(small_problem(dtype), {.threads = 3});
+    const Attention attention(small_problem(dtype), {.threads = 3, .instruction_set = ""});
     Workload work(attention.problem());
     work.draw(1, 2, Pass::forward);
     work.forward(attention);

@@ -41,6 +41,7 @@ void try_file(const std::vector<std::byte>& file) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name that libFuzzer calls
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::vector<std::byte> file(size);
   std::copy_n(reinterpret_cast<const std::byte*>(data), size, file.begin());

@@ -29,6 +29,7 @@ void require_round_trip(std::int64_t size) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name that libFuzzer calls
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   // A copy of exactly the size: a step beyond the text is a step beyond the heap block.
   const std::vector<char> copy(data, data + size);

@@ -519,19 +519,22 @@ void add_rows(const float* source, Index count, float factor, TargetRows target)
   }
 }
 
+// Sums over k one after the other, as multiply_block does: where a row sees one key alone, Delta then equals dP to the last bit, and dS is 0
+// as it should be.
 void dot_rows(const SourceRows& a, const SourceRows& b, float* result) {
   const D d;
-  const auto dot = [&](const auto* x, const auto* y) {
-    for (Index i = 0; i < a.count; ++i, x += a.stride, y += b.stride) {
-      V sum = hn::Zero(d);
-      Index k = 0;
-      for (; k + kLanes <= a.head_dim; k += kLanes) sum = hn::MulAdd(load(d, x + k), load(d, y + k), sum);
-      float total = hn::GetLane(hn::SumOfLanes(d, sum));
-      for (; k < a.head_dim; ++k) total += to_float(x[k]) * to_float(y[k]);
-      result[i] = total;
-    }
-  };
-  with_type(a, [&](const auto* x) { with_type(b, [&](const auto* y) { dot(x, y); }); });
+  HWY_ALIGN float x[static_cast<std::size_t>(kLanes * kMaxHeadDim)];
+  HWY_ALIGN float y[static_cast<std::size_t>(kLanes * kMaxHeadDim)];
+  HWY_ALIGN float dots[static_cast<std::size_t>(kLanes)];
+  for (Index i = 0; i < a.count; i += kLanes) {
+    const Index count = std::min(kLanes, a.count - i);
+    pack_transposed<kLanes, kLanes>(a.part(i, count), 1.0f, x);
+    pack_transposed<kLanes, kLanes>(b.part(i, count), 1.0f, y);
+    V sum = hn::Zero(d);
+    for (Index k = 0; k < a.head_dim; ++k) sum = hn::MulAdd(hn::Load(d, x + k * kLanes), hn::Load(d, y + k * kLanes), sum);
+    hn::Store(sum, d, dots);
+    std::copy_n(dots, count, result + i);
+  }
 }
 
 // Twelve chains hide the latency of any FMA unit; the factors keep the sums bounded.

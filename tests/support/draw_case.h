@@ -1,0 +1,76 @@
+// Random problems of every kind that the semantics know, wider than those that the reference is tested with: any type, thread count,
+// instruction set, memory layout and scale.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <rapidcheck.h>
+
+#include "annulus/attention.h"
+#include "annulus/problem.h"
+#include "support/call.h"
+
+namespace annulus::support {
+
+inline std::int64_t draw_between(std::int64_t low, std::int64_t high) { return *rc::gen::inRange(low, high + 1); }
+inline bool draw_bool() { return *rc::gen::arbitrary<bool>(); }
+
+// Cut at random; documents may be empty.
+inline std::vector<std::int64_t> draw_documents(std::int64_t tokens) {
+  std::vector<std::int64_t> bounds{0, tokens};
+  for (std::int64_t i = draw_between(0, 4); i > 0; --i) bounds.push_back(draw_between(0, tokens));
+  std::sort(bounds.begin(), bounds.end());
+  return bounds;
+}
+
+inline Branch draw_branch(Phase phase, std::int64_t tokens, std::int64_t heads) {
+  Branch branch;
+  branch.segment = draw_between(1, tokens + 3);
+  branch.dilation = draw_bool() ? draw_between(1, 4) : draw_between(1, tokens + 5);
+  if (draw_bool()) {
+    branch.first_head = draw_between(0, heads - 1);
+    branch.head_count = draw_between(0, heads - branch.first_head);
+  }
+  if (phase == Phase::table)
+    for (std::int64_t j = branch.first_head; j < (branch.head_count == kAllHeads ? heads : branch.first_head + branch.head_count); ++j)
+      branch.classes.push_back(draw_between(0, branch.dilation - 1));
+  return branch;
+}
+
+inline Pattern draw_pattern(std::int64_t tokens, std::int64_t heads) {
+  Pattern pattern;
+  pattern.phase = *rc::gen::element(Phase::by_head, Phase::by_head_block, Phase::every, Phase::table);
+  pattern.gradient = *rc::gen::element(Gradient::exact, Gradient::detached);
+  pattern.output_scale = *rc::gen::element(1.0, 1.0, 1.0 / 3, -2.0, 0.0);
+  pattern.pad_like_torchscale = draw_bool();
+  for (std::int64_t i = draw_between(1, 4); i > 0; --i) pattern.branches.push_back(draw_branch(pattern.phase, tokens, heads));
+  return pattern;
+}
+
+inline Problem draw_problem(std::int64_t max_tokens, std::int64_t max_head_dim) {
+  Problem problem;
+  problem.batch = draw_between(1, 3);
+  problem.tokens = draw_between(1, max_tokens);
+  problem.kv_heads = draw_between(1, 3);
+  problem.heads = problem.kv_heads * draw_between(1, 4);
+  problem.head_dim = draw_between(1, max_head_dim);
+  problem.dtype = *rc::gen::element(DType::fp32, DType::bf16, DType::fp16);
+  problem.causal = draw_bool();
+  problem.documents = draw_documents(problem.tokens);
+  problem.pattern = draw_pattern(problem.tokens, problem.heads);
+  if (draw_bool()) problem.scale = *rc::gen::element(0.3, -0.4, 0.0, 1.0);
+  return resolve(problem);
+}
+
+inline Way draw_way() {
+  Way way;
+  way.options.threads = static_cast<int>(draw_between(1, 4));
+  way.options.instruction_set = *rc::gen::elementOf(instruction_sets());
+  way.inputs = *rc::gen::element(Layout::dense, Layout::apart, Layout::heads_major);
+  way.outputs = *rc::gen::element(Layout::dense, Layout::apart, Layout::heads_major);
+  way.brings_workspace = draw_bool();
+  return way;
+}
+
+}  // namespace annulus::support
