@@ -56,7 +56,7 @@ constexpr Index kColumns = 2 * kLanes;
 constexpr Index kQueryTile = kRows * (84 / kRows);
 constexpr Index kKeyChunk = 256;                // scores of a tile stay in the level-2 cache, packed keys and values too
 constexpr Index kScoreStride = kKeyChunk + 16;  // not a power of two: rows of scores must not share cache sets
-constexpr Index kBackwardQueries = kRows * (56 / kRows);
+constexpr Index kBackwardQueries = kRows * (112 / kRows);
 constexpr Index kBackwardKeys = 256;
 static_assert(kKeyChunk % kColumns == 0 && kBackwardKeys % kColumns == 0);
 
