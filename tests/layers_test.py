@@ -16,7 +16,7 @@ LAYERS = {
     "annulus": [],
     "numeric": ["annulus"],
     "plan": ["annulus", "numeric"],
-    "kernels": ["annulus", "numeric", "plan/plan.h", "plan/rows.h", "plan/task.h"],
+    "kernels": ["annulus", "numeric", "plan/phase.h", "plan/plan.h", "plan/rows.h", "plan/task.h"],
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
     "api": ["annulus", "numeric", "plan", "kernels"],

@@ -1,4 +1,5 @@
-// Annulus for C and for every language that can call C. The meaning of all numbers: docs/semantics.md; of all calls: annulus/attention.h.
+// Annulus for C and for every language that can call C. The meaning of all numbers: docs/semantics.md; of all calls:
+// annulus/attention.h.
 //
 //   annulus_branch branches[] = {{.segment = 2048, .dilation = 1}, {.segment = 4096, .dilation = 2}};
 //   annulus_problem problem = {.struct_size = sizeof problem, .batch = 1, .tokens = n, .heads = 12, .head_dim = 64,
@@ -6,11 +7,14 @@
 //   annulus_attention* attention;
 //   if (annulus_create(&problem, NULL, &attention) != ANNULUS_OK) puts(annulus_last_error());
 //
-// Every struct starts out as zeros: a field left at 0 or NULL has its default. Structs with `struct_size` may grow at their end in later
-// versions; the others never change. Nothing passed in is kept after the call returns. Functions return one of annulus_status, never throw,
-// and write nothing when they fail, except to *attention, *bytes, *length and *count where they say so.
+// Every struct starts out as zeros: a field left at 0 or NULL has its default. Structs with `struct_size` may grow at
+// their end in later versions; the others never change. Nothing passed in is kept after the call returns. Functions
+// return one of annulus_status, never throw, and write nothing when they fail, except to *attention, *bytes, *length
+// and *count where they say so.
 #ifndef ANNULUS_ANNULUS_H_
 #define ANNULUS_ANNULUS_H_
+
+// NOLINTBEGIN: names and headers of C
 
 #include <stddef.h>
 #include <stdint.h>
@@ -97,7 +101,8 @@ typedef struct annulus_options {
   int32_t threads;              // 0: all cores this process may use
 } annulus_options;
 
-// [batch, tokens, heads, head_dim]. Strides are in elements and stride[3] is 1; all four 0 means dense, in the order of the shape.
+// [batch, tokens, heads, head_dim]. Strides are in elements and stride[3] is 1; all four 0 means dense, in the order of
+// the shape.
 typedef struct annulus_tensor {
   void* data;     // not null unless the tensor is empty; inputs are only read
   int32_t dtype;  // annulus_dtype, the problem's
@@ -147,7 +152,8 @@ ANNULUS_API const char* annulus_version(void);
 ANNULUS_API const char* annulus_last_error(void);
 
 // Checks and plans. `options` may be null. *attention is the new handle, or null when this fails.
-ANNULUS_API int annulus_create(const annulus_problem* problem, const annulus_options* options, annulus_attention** attention);
+ANNULUS_API int annulus_create(const annulus_problem* problem, const annulus_options* options,
+                               annulus_attention** attention);
 
 // Null is allowed and does nothing.
 ANNULUS_API void annulus_destroy(annulus_attention* attention);
@@ -159,17 +165,20 @@ ANNULUS_API int annulus_backward(const annulus_attention* attention, const annul
 // *bytes: what a workspace for `pass` (annulus_pass) must have at least.
 ANNULUS_API int annulus_workspace_bytes(const annulus_attention* attention, int pass, size_t* bytes);
 
-// The plan, for people. Like snprintf: writes as much as fits into buffer[capacity] with a 0 at its end, and sets *length to the length of
-// the whole text without that 0. `buffer` may be null when capacity is 0; `length` may be null.
+// The plan, for people. Like snprintf: writes as much as fits into buffer[capacity] with a 0 at its end, and sets
+// *length to the length of the whole text without that 0. `buffer` may be null when capacity is 0; `length` may be
+// null.
 ANNULUS_API int annulus_explain(const annulus_attention* attention, char* buffer, size_t capacity, size_t* length);
 
-// Everything that a pass holds, tensors included. Writes as many as fit into components[capacity] and sets *count to how many there are.
-// `components` may be null when capacity is 0; `count` is not null.
-ANNULUS_API int annulus_memory(const annulus_attention* attention, int pass, annulus_memory_component* components, size_t capacity,
-                               size_t* count);
+// Everything that a pass holds, tensors included. Writes as many as fit into components[capacity] and sets *count to
+// how many there are. `components` may be null when capacity is 0; `count` is not null.
+ANNULUS_API int annulus_memory(const annulus_attention* attention, int pass, annulus_memory_component* components,
+                               size_t capacity, size_t* count);
 
 #ifdef __cplusplus
 }
 #endif
+
+// NOLINTEND
 
 #endif  // ANNULUS_ANNULUS_H_

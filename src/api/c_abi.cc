@@ -1,5 +1,5 @@
-// The C ABI over annulus::Attention: reads C structs into the C++ ones and lets those do all the checking that is not about C itself
-// (null pointers, struct sizes, enumerators that came as integers).
+// The C ABI over annulus::Attention: reads C structs into the C++ ones and lets those do all the checking that is not
+// about C itself (null pointers, struct sizes, enumerators that came as integers).
 #include "annulus/annulus.h"
 
 #include <algorithm>
@@ -71,16 +71,17 @@ std::span<const T> checked_list(const T* pointer, std::int64_t count, const char
 template <class T>
 std::span<T> checked_buffer(T* pointer, std::size_t count, const char* name) {
   if ((pointer == nullptr) != (count == 0))
-    throw InvalidArgument(std::string(name) + " must be a pointer and its size; got " + (pointer == nullptr ? "null" : "a pointer") +
-                          " and " + std::to_string(count) + ": pass both, or null and 0");
+    throw InvalidArgument(std::string(name) + " must be a pointer and its size; got " +
+                          (pointer == nullptr ? "null" : "a pointer") + " and " + std::to_string(count) +
+                          ": pass both, or null and 0");
   return {pointer, count};
 }
 
 template <class Enum>
 Enum checked_enum(const char* name, int value, int first, int last) {
   if (value < first || value > last)
-    throw InvalidArgument(std::string(name) + " must be from " + std::to_string(first) + " to " + std::to_string(last) + "; got " +
-                          std::to_string(value) + ": use one of enum annulus_" + name);
+    throw InvalidArgument(std::string(name) + " must be from " + std::to_string(first) + " to " + std::to_string(last) +
+                          "; got " + std::to_string(value) + ": use one of enum annulus_" + name);
   return static_cast<Enum>(value - first);
 }
 
@@ -97,18 +98,21 @@ static_assert(ANNULUS_PHASE_BY_HEAD == static_cast<int>(Phase::by_head) + 1 &&
               ANNULUS_PHASE_TABLE == static_cast<int>(Phase::table) + 1);
 static_assert(ANNULUS_GRADIENT_EXACT == static_cast<int>(Gradient::exact) + 1 &&
               ANNULUS_GRADIENT_DETACHED == static_cast<int>(Gradient::detached) + 1);
-static_assert(ANNULUS_FORWARD == static_cast<int>(Pass::forward) && ANNULUS_BACKWARD == static_cast<int>(Pass::backward));
+static_assert(ANNULUS_FORWARD == static_cast<int>(Pass::forward) &&
+              ANNULUS_BACKWARD == static_cast<int>(Pass::backward));
 
 DType to_dtype(int value) { return checked_enum<DType>("dtype", value, ANNULUS_FP32, ANNULUS_FP16); }
 Pass to_pass(int value) { return checked_enum<Pass>("pass", value, ANNULUS_FORWARD, ANNULUS_BACKWARD); }
 
 void take_heads(const annulus_branch& from, Preset preset, Branch& branch) {
   if (from.head_count < 0)
-    throw InvalidArgument("head_count must not be negative; got " + std::to_string(from.head_count) + ": use 0 for all heads");
+    throw InvalidArgument("head_count must not be negative; got " + std::to_string(from.head_count) +
+                          ": use 0 for all heads");
   const auto classes = checked_list(from.classes, from.class_count, "classes");
   if (preset == Preset::head_groups) {
     if (from.first_head != 0 || from.head_count != 0 || !classes.empty())
-      throw InvalidArgument("the preset head_groups deals heads and classes itself; got some in a branch: leave them 0");
+      throw InvalidArgument(
+          "the preset head_groups deals heads and classes itself; got some in a branch: leave them 0");
     return;
   }
   branch.first_head = from.first_head;
@@ -118,7 +122,8 @@ void take_heads(const annulus_branch& from, Preset preset, Branch& branch) {
 
 Pattern to_pattern(const annulus_problem& problem) {
   const auto branches = checked_list(problem.branches, problem.branch_count, "branches");
-  const auto preset = checked_enum<Preset>("preset", problem.preset, ANNULUS_PRESET_LONGNET, ANNULUS_PRESET_HEAD_GROUPS);
+  const auto preset =
+      checked_enum<Preset>("preset", problem.preset, ANNULUS_PRESET_LONGNET, ANNULUS_PRESET_HEAD_GROUPS);
   std::vector<std::int64_t> segments, dilations;
   for (const annulus_branch& branch : branches) {
     segments.push_back(branch.segment);
@@ -133,7 +138,8 @@ Pattern to_pattern(const annulus_problem& problem) {
     pattern.phase = checked_enum<Phase>("phase", problem.phase, ANNULUS_PHASE_BY_HEAD, ANNULUS_PHASE_TABLE);
   }
   if (problem.gradient != ANNULUS_GRADIENT_DEFAULT)
-    pattern.gradient = checked_enum<Gradient>("gradient", problem.gradient, ANNULUS_GRADIENT_EXACT, ANNULUS_GRADIENT_DETACHED);
+    pattern.gradient =
+        checked_enum<Gradient>("gradient", problem.gradient, ANNULUS_GRADIENT_EXACT, ANNULUS_GRADIENT_DETACHED);
   if (problem.output_scale != nullptr) pattern.output_scale = *problem.output_scale;
   pattern.pad_like_torchscale = problem.pad_like_torchscale != 0;
   return pattern;
@@ -272,7 +278,8 @@ int annulus_explain(const annulus_attention* attention, char* buffer, size_t cap
   });
 }
 
-int annulus_memory(const annulus_attention* attention, int pass, annulus_memory_component* components, size_t capacity, size_t* count) {
+int annulus_memory(const annulus_attention* attention, int pass, annulus_memory_component* components, size_t capacity,
+                   size_t* count) {
   return as_status([&] {
     const Attention& target = deref(attention);
     size_t& result = deref(count, "count", "pass the address of a size_t");

@@ -5,7 +5,8 @@
 
 namespace annulus {
 
-// To be called in a catch block: the annulus_status of the exception in flight. Keeps its message for annulus_last_error.
+// To be called in a catch block: the annulus_status of the exception in flight. Keeps its message for
+// annulus_last_error.
 int record_exception() noexcept;
 
 template <class Call>

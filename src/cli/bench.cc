@@ -1,13 +1,12 @@
 // annulus bench: how fast, against the peak of the same cores in the same run.
 //
-// Rounds of the measured pass and of the peak alternate, so both see the same clock, the same neighbours and the same heat. A rate
-// above the peak means that one of the two is wrong, and is not printed.
+// Rounds of the measured pass and of the peak alternate, so both see the same clock, the same neighbours and the same
+// heat.
 #include <algorithm>
-#include <chrono>
 #include <iostream>
-#include <numeric>
 
 #include "cli/commands.h"
+#include "cli/measurement.h"
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/workload.h"
@@ -34,30 +33,19 @@ struct Schedule {
 };
 
 Schedule schedule_of(const BenchOptions& options) {
-  const Schedule schedule = {parse_size_option("--repeats", options.repeats), parse_size_option("--warmup", options.warmup),
+  const Schedule schedule = {parse_size_option("--repeats", options.repeats),
+                             parse_size_option("--warmup", options.warmup),
                              parse_number_option("--min-seconds", options.min_seconds)};
   if (schedule.repeats < 1 || schedule.repeats > kMaxRounds)
-    throw InvalidArgument("--repeats must lie in [1, " + format_count(kMaxRounds) + "]; got " + options.repeats + ": give another number");
+    throw InvalidArgument("--repeats must lie in [1, " + format_count(kMaxRounds) + "]; got " + options.repeats +
+                          ": give another number");
   if (schedule.warmup > kMaxRounds)
-    throw InvalidArgument("--warmup must be at most " + format_count(kMaxRounds) + "; got " + options.warmup + ": give a smaller number");
+    throw InvalidArgument("--warmup must be at most " + format_count(kMaxRounds) + "; got " + options.warmup +
+                          ": give a smaller number");
   if (schedule.min_seconds < 0)
     throw InvalidArgument("--min-seconds must be at least 0; got " + options.min_seconds + ": give a larger one");
   return schedule;
 }
-
-struct Measurement {
-  std::string pass;
-  double flop = 0;
-  std::vector<double> seconds;  // sorted
-
-  double best() const { return seconds.front(); }
-  double worst() const { return seconds.back(); }
-  double median() const {
-    const std::size_t middle = seconds.size() / 2;
-    return seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
-  }
-  double rate(double time) const { return time > 0 ? flop / time : 0; }
-};
 
 class Bench {
  public:
@@ -97,22 +85,12 @@ class Bench {
   Peak peak_;
 };
 
-// Throws when a rate cannot be true.
-class AbovePeak : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-void check_plausible(const Measurement& measurement, const Peak& peak) {
-  const double rate = measurement.rate(measurement.best());
-  if (rate <= peak.flop_per_s) return;
-  throw AbovePeak("no pass can be faster than the peak of its cores; " + measurement.pass + " came out at " + number_text(rate / 1e9) +
-                  " GFLOP/s, the peak (" + peak.instruction + ") at " + number_text(peak.flop_per_s / 1e9) +
-                  ": either is wrong, so nothing is reported; repeat on an idle machine, with more --repeats");
-}
-
 Json measurement_json(const Measurement& measurement, const Peak& peak) {
   const double rate = measurement.rate(measurement.median());
-  return {{"ms", {{"median", measurement.median() * 1e3}, {"best", measurement.best() * 1e3}, {"worst", measurement.worst() * 1e3}}},
+  return {{"ms",
+           {{"median", measurement.median() * 1e3},
+            {"best", measurement.best() * 1e3},
+            {"worst", measurement.worst() * 1e3}}},
           {"rounds", measurement.seconds.size()},
           {"flop", measurement.flop},
           {"flop_per_s", rate},
@@ -133,10 +111,11 @@ std::string measurements_text(const std::vector<Measurement>& measurements, cons
     const double rate = measurement.rate(measurement.median());
     const double fraction = peak.flop_per_s > 0 ? rate / peak.flop_per_s : 0;
     rows.push_back({measurement.pass, duration_text(measurement.median()), duration_text(measurement.best()),
-                    duration_text(measurement.worst()), std::to_string(measurement.seconds.size()), number_text(rate / 1e9, 4),
-                    number_text(fraction * 100) + " %", fraction_bar(fraction)});
+                    duration_text(measurement.worst()), std::to_string(measurement.seconds.size()),
+                    number_text(rate / 1e9, 4), number_text(fraction * 100) + " %", fraction_bar(fraction)});
   }
-  return table_text(rows) + "peak     " + number_text(peak.flop_per_s / 1e9, 4) + " GFLOP/s, " + peak.instruction + ", measured between the rounds\n";
+  return table_text(rows) + "peak     " + number_text(peak.flop_per_s / 1e9, 4) + " GFLOP/s, " + peak.instruction +
+         ", measured between the rounds\n";
 }
 
 int bench(const BenchOptions& options) {
@@ -159,11 +138,13 @@ int bench(const BenchOptions& options) {
     const auto head_dim = static_cast<double>(problem.head_dim);
     progress.step("draw inputs");
     work.draw(seed, attention.threads(), Pass::forward);
-    measurements.push_back(timer.measure("forward", kForwardFlopPerPairAndElement * head_dim, [&] { return work.forward(attention); }));
+    measurements.push_back(
+        timer.measure("forward", kForwardFlopPerPairAndElement * head_dim, [&] { return work.forward(attention); }));
     if (backward) {
       progress.step("draw dout");
       work.draw(seed, attention.threads(), Pass::backward);
-      measurements.push_back(timer.measure("backward", kBackwardFlopPerPairAndElement * head_dim, [&] { return work.backward(attention); }));
+      measurements.push_back(timer.measure("backward", kBackwardFlopPerPairAndElement * head_dim,
+                                           [&] { return work.backward(attention); }));
     }
     peak = timer.peak();
   }
@@ -191,7 +172,8 @@ Command add_bench(CLI::App& app) {
   add_options(*command, *options, {.tokens = "32k", .segments = "2048,4096", .dilations = "1,2"});
   command->add_option("--repeats", options->repeats, "Timed rounds at least (default 7)")->type_name("N");
   command->add_option("--warmup", options->warmup, "Rounds before them (default 1)")->type_name("N");
-  command->add_option("--min-seconds", options->min_seconds, "Go on until a pass was timed for so long (default 1)")->type_name("S");
+  command->add_option("--min-seconds", options->min_seconds, "Go on until a pass was timed for so long (default 1)")
+      ->type_name("S");
   return {command, [options] {
             try {
               return bench(*options);

@@ -2,8 +2,8 @@
 //
 //   checksum = sum over i of mix(bits_i + (i + 1) * 0x9e3779b97f4a7c15)   modulo 2^64
 //
-// bits_i is element i's bit pattern as an unsigned number, i its index in the dense tensor, mix the finaliser of SplitMix64.
-// Being a sum, it can be taken in parts by whoever holds the elements: threads, ranks, in any order.
+// bits_i is element i's bit pattern as an unsigned number, i its index in the dense tensor, mix the finaliser of
+// SplitMix64. Being a sum, it can be taken in parts by whoever holds the elements: threads, ranks, in any order.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The commands of the tool, one file each. A command adds its options to the parser; `run` is called when it was chosen.
+// The commands of the tool, one file each. A command adds its options to the parser; `run` is called when it was
+// chosen.
 #pragma once
 
 #include <CLI/CLI.hpp>

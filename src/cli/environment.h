@@ -1,4 +1,5 @@
-// What the machine is and what it has left: for `info`, for the `environment` of every JSON object, and for refusing in time.
+// What the machine is and what it has left: for `info`, for the `environment` of every JSON object, and for refusing in
+// time.
 #pragma once
 
 #include <cstdint>

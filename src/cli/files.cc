@@ -10,10 +10,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kInputs = input_names(Pass::backward);
-const std::vector<std::string> kResults = result_names(Pass::backward);
-
-bool contains(const std::vector<std::string>& names, const std::string& name) { return std::ranges::find(names, name) != names.end(); }
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
 
 Pass pass_of(const ProblemOptions& typed) { return typed.backward ? Pass::backward : Pass::forward; }
 
@@ -45,12 +44,19 @@ void add_file_options(CLI::App& command, FileOptions& options) {
   const auto path = [&](const std::string& flag, auto set, const std::string& help) {
     command.add_option_function<std::string>(flag, set, help)->type_name("FILE")->group("Files");
   };
-  path("--input", [&](const std::string& text) { options.input = text; }, "safetensors with q, k, v and, with --backward, dout");
-  for (const std::string& name : kInputs)
-    path("--" + name, [&options, name](const std::string& text) { options.in[name] = text; }, name + " as .npy, instead of --input");
-  path("--output", [&](const std::string& text) { options.output = text; }, "safetensors for out, lse and, with --backward, dq, dk, dv");
-  for (const std::string& name : kResults)
-    path("--" + name, [&options, name](const std::string& text) { options.out[name] = text; }, name + " as .npy");
+  path(
+      "--input", [&](const std::string& text) { options.input = text; },
+      "safetensors with q, k, v and, with --backward, dout");
+  for (const std::string& name : input_names(Pass::backward))
+    path(
+        "--" + name, [&options, name](const std::string& text) { options.in[name] = text; },
+        name + " as .npy, instead of --input");
+  path(
+      "--output", [&](const std::string& text) { options.output = text; },
+      "safetensors for out, lse and, with --backward, dq, dk, dv");
+  for (const std::string& name : result_names(Pass::backward))
+    path(
+        "--" + name, [&options, name](const std::string& text) { options.out[name] = text; }, name + " as .npy");
 }
 
 InputFiles::InputFiles(const FileOptions& files, const ProblemOptions& typed) {
@@ -75,11 +81,13 @@ void InputFiles::open_safetensors(const std::string& path, Pass pass) {
 void InputFiles::open_npy(const std::map<std::string, std::string>& paths, Pass pass) {
   for (const auto& [name, path] : paths)
     if (!contains(input_names(pass), name))
-      throw InvalidArgument("--" + name + " belongs to --backward; got it without: add --backward or leave --" + name + " out");
+      throw InvalidArgument("--" + name + " belongs to --backward; got it without: add --backward or leave --" + name +
+                            " out");
   for (const std::string& name : input_names(pass)) {
     const auto path = paths.find(name);
     if (path == paths.end())
-      throw InvalidArgument("npy inputs are " + std::string(pass == Pass::forward ? "--q, --k and --v" : "--q, --k, --v and --dout") +
+      throw InvalidArgument("npy inputs are " +
+                            std::string(pass == Pass::forward ? "--q, --k and --v" : "--q, --k, --v and --dout") +
                             " together; got no --" + name + ": give all of them or none");
     npy_.emplace_back(path->second);
     tensors_.push_back({name, name + " in " + path->second, npy_.back().tensor()});
@@ -95,8 +103,11 @@ void InputFiles::take_sizes(const ProblemOptions& typed) {
   const auto shape_of = [&](const Entry& entry) {
     std::vector<std::int64_t> shape = entry.tensor.shape;
     if (shape.size() != (without_batch_ ? 3 : 4))
-      throw InvalidArgument(entry.source + " must have the shape [batch, tokens, heads, head_dim], or like q [tokens, heads, head_dim]; "
-                            "received " + shape_text(shape) + "; reshape the tensor");
+      throw InvalidArgument(
+          entry.source +
+          " must have the shape [batch, tokens, heads, head_dim], or like q [tokens, heads, head_dim]; "
+          "received " +
+          shape_text(shape) + "; reshape the tensor");
     if (without_batch_) shape.insert(shape.begin(), 1);
     return shape;
   };
@@ -112,11 +123,13 @@ void InputFiles::take_sizes(const ProblemOptions& typed) {
     std::vector<std::int64_t> wanted = q_shape;
     if (key_side) wanted[2] = sizes_.kv_heads;
     if (shape_of(other) != wanted)
-      throw InvalidArgument(other.source + " must have the shape " + shape_text(wanted) + " to fit " + (key_side ? k.source : q.source) +
-                            "; received " + shape_text(other.tensor.shape) + "; give tensors of one problem");
+      throw InvalidArgument(other.source + " must have the shape " + shape_text(wanted) + " to fit " +
+                            (key_side ? k.source : q.source) + "; received " + shape_text(other.tensor.shape) +
+                            "; give tensors of one problem");
   }
   if (sizes_.kv_heads == 0)
-    throw InvalidArgument(k.source + " must have at least one head; received " + shape_text(k.tensor.shape) + "; add the heads");
+    throw InvalidArgument(k.source + " must have at least one head; received " + shape_text(k.tensor.shape) +
+                          "; add the heads");
   check_typed_sizes(typed, sizes_, safetensors_.empty() ? "the npy files" : q.source.substr(q.source.find("in ") + 3));
 }
 
@@ -128,19 +141,24 @@ void InputFiles::lend(Workload& work, Pass pass) {
   }
 }
 
-void check_outputs(const FileOptions& files, Pass pass) {
+void check_outputs(const FileOptions& files, const ReportOptions& report, Pass pass) {
   std::vector<std::string> inputs;
   if (!files.input.empty()) inputs.push_back(files.input);
   for (const auto& [name, path] : files.in) inputs.push_back(path);
+  std::vector<std::pair<std::string, std::string>> outputs = output_paths(files);
+  if (!report.json.empty() && report.json != "-") outputs.emplace_back("", report.json);
   std::vector<std::string> before;
-  for (const auto& [name, path] : output_paths(files)) {
+  for (const auto& [name, path] : outputs) {
     if (!name.empty() && !contains(result_names(pass), name))
-      throw InvalidArgument("--" + name + " is a result of --backward; got it without: add --backward or leave --" + name + " out");
+      throw InvalidArgument("--" + name + " is a result of --backward; got it without: add --backward or leave --" +
+                            name + " out");
     for (const std::string& input : inputs)
       if (same_file(path, input))
-        throw InvalidArgument("an output must not overlap an input; got " + path + " as both: choose another name for the output");
+        throw InvalidArgument("an output must not overlap an input; got " + path +
+                              " as both: choose another name for the output");
     for (const std::string& other : before)
-      if (same_file(path, other)) throw InvalidArgument("outputs must be different files; got " + path + " twice: choose another name");
+      if (same_file(path, other))
+        throw InvalidArgument("outputs must be different files; got " + path + " twice: choose another name");
     before.push_back(path);
     AtomicFile probe(path);  // not committed: leaves nothing behind
   }

@@ -1,7 +1,7 @@
 // Tensors from and to files, for `run`: one safetensors file with tensors by name, or an npy file each.
 //
-// A file holds [batch, tokens, heads, head_dim], or [tokens, heads, head_dim] for a batch of 1; results then have no batch
-// either. The shapes of q and k and the type of q are the problem's; every other tensor must fit them.
+// A file holds [batch, tokens, heads, head_dim], or [tokens, heads, head_dim] for a batch of 1; results then have no
+// batch either. The shapes of q and k and the type of q are the problem's; every other tensor must fit them.
 #pragma once
 
 #include <map>
@@ -60,7 +60,7 @@ class InputFiles {
 
 // Throws InvalidArgument when an output would replace an input or another output, belongs to a pass that is not run, or
 // cannot be created: better before an hour of work than after it.
-void check_outputs(const FileOptions& files, Pass pass);
+void check_outputs(const FileOptions& files, const ReportOptions& report, Pass pass);
 
 // Returns the paths written.
 std::vector<std::string> write_outputs(const FileOptions& files, const Workload& work, Pass pass, bool without_batch);

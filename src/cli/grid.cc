@@ -34,11 +34,8 @@ constexpr std::array<Sequence, 6> kSequences{{{"1", nullptr},
                                               {"1000", nullptr},
                                               {"4099", nullptr},
                                               {"351", "0,1,1,18,351"}}};  // documents of 1, 0, 17 and 333 tokens
-constexpr std::array<Branches, 5> kBranches{{{"16", "1"},
-                                             {"16,64,100", "1,3,7"},
-                                             {"2048,4096", "1,2"},
-                                             {"64,128,256,512,1024", "1,2,4,8,16"},
-                                             {"10", "16"}}};
+constexpr std::array<Branches, 5> kBranches{
+    {{"16", "1"}, {"16,64,100", "1,3,7"}, {"2048,4096", "1,2"}, {"64,128,256,512,1024", "1,2,4,8,16"}, {"10", "16"}}};
 constexpr std::array<Heads, 3> kHeads{{{1, 1}, {5, 1}, {12, 4}}};
 constexpr std::array<const char*, 6> kHeadDims{"8", "40", "64", "80", "128", "256"};
 constexpr std::array<Phase, 4> kPhases{Phase::by_head, Phase::by_head_block, Phase::every, Phase::table};
@@ -46,8 +43,8 @@ constexpr std::array<DType, 3> kDTypes{DType::fp32, DType::bf16, DType::fp16};
 constexpr std::array<Gradient, 2> kGradients{Gradient::exact, Gradient::detached};
 constexpr std::array<bool, 2> kCausal{false, true};
 
-constexpr std::size_t kCases = kSequences.size() * kBranches.size() * kHeads.size() * kHeadDims.size() * kPhases.size() *
-                               kDTypes.size() * kGradients.size() * kCausal.size();
+constexpr std::size_t kCases = kSequences.size() * kBranches.size() * kHeads.size() * kHeadDims.size() *
+                               kPhases.size() * kDTypes.size() * kGradients.size() * kCausal.size();
 
 constexpr double kCheapCost = 2e7;  // a tenth of a second, mostly the reference's
 
@@ -132,8 +129,8 @@ double cost_of(const Case& from) {
   return tokens * keys * from.heads.query * static_cast<double>(parse_size(from.head_dim));
 }
 
-// A weighted choice without replacement: every case waits an exponential time whose rate is its weight, the first ones win. The waits come
-// from the counter-based generator, so the same seed chooses the same cases everywhere.
+// A weighted choice without replacement: every case waits an exponential time whose rate is its weight, the first ones
+// win. The waits come from the counter-based generator, so the same seed chooses the same cases everywhere.
 std::vector<Case> choose_cases(std::int64_t samples, std::uint64_t seed) {
   std::vector<std::pair<double, std::size_t>> waits;
   for (std::size_t index = 0; index < kCases; ++index) {

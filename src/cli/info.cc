@@ -13,7 +13,8 @@ namespace {
 
 Json caches_json() {
   Json list = Json::array();
-  for (const Cache& cache : caches()) list.push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}});
+  for (const Cache& cache : caches())
+    list.push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}});
   return list;
 }
 
@@ -38,8 +39,10 @@ void print_info(std::ostream& out, const std::string& chosen) {
   out << "\ntypes             fp32 bf16 fp16\n";
   out << "head sizes        1 to " << cpu::kMaxHeadDim << "\n";
   out << "caches           ";
-  for (const Cache& cache : caches()) out << " L" << cache.level << " " << cache.type << " " << format_bytes(cache.bytes) << ";";
-  out << "\nmemory            " << (available_memory_bytes() ? format_bytes(*available_memory_bytes()) + " available" : "unknown") << "\n";
+  for (const Cache& cache : caches())
+    out << " L" << cache.level << " " << cache.type << " " << format_bytes(cache.bytes) << ";";
+  out << "\nmemory            "
+      << (available_memory_bytes() ? format_bytes(*available_memory_bytes()) + " available" : "unknown") << "\n";
 }
 
 }  // namespace

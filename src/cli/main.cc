@@ -1,4 +1,5 @@
-// annulus: the command line tool. Parses, runs one command, and turns whatever went wrong into one line and an exit code.
+// annulus: the command line tool. Parses, runs one command, and turns whatever went wrong into one line and an exit
+// code.
 #include <algorithm>
 #include <iostream>
 #include <new>
@@ -29,8 +30,10 @@ int run_command(const std::vector<Command>& commands) {
   } catch (const Unsupported& error) {
     return fail(kBadUsage, error.what());
   } catch (const std::bad_alloc&) {
-    return fail(kEnvironment, "out of memory: the system refused an allocation; give smaller sizes or use a larger machine");
-  } catch (const std::exception& error) {  // OutOfMemory, DeviceError, TransportError and what the standard library throws
+    return fail(kEnvironment,
+                "out of memory: the system refused an allocation; give smaller sizes or use a larger machine");
+  } catch (
+      const std::exception& error) {  // OutOfMemory, DeviceError, TransportError and what the standard library throws
     return fail(kEnvironment, error.what());
   }
 }
@@ -45,7 +48,11 @@ int main_of(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    return fail(kBadUsage, std::string(error.what()) + "; see annulus --help or annulus COMMAND --help");
+    const std::string rule = app.get_subcommands().empty()
+                                 ? "the first word is a command, one of info, run, verify, bench; got " +
+                                       (argc > 1 ? "'" + std::string(argv[1]) + "'" : "none")
+                                 : std::string(error.what());
+    return fail(kBadUsage, rule + "; see annulus --help or annulus COMMAND --help");
   }
   return run_command(commands);
 }

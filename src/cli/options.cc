@@ -49,8 +49,9 @@ std::int64_t typed_kv_heads(const ProblemOptions& options, std::int64_t heads) {
 void apply_head_ranges(const ProblemOptions& options, Pattern& pattern) {
   const auto ranges = named("--head-ranges", [&] { return parse_head_ranges(*options.head_ranges); });
   if (ranges.size() != pattern.branches.size())
-    throw InvalidArgument("--head-ranges needs one range a branch; got " + std::to_string(ranges.size()) + " ranges for " +
-                          std::to_string(pattern.branches.size()) + " branches: give first:last for each, separated by ';'");
+    throw InvalidArgument("--head-ranges needs one range a branch; got " + std::to_string(ranges.size()) +
+                          " ranges for " + std::to_string(pattern.branches.size()) +
+                          " branches: give first:last for each, separated by ';'");
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const auto [first, last] = ranges[i];
     if (last < first)
@@ -63,7 +64,8 @@ void apply_head_ranges(const ProblemOptions& options, Pattern& pattern) {
 
 void apply_classes(const ProblemOptions& options, Pattern& pattern) {
   if (!options.classes)
-    throw InvalidArgument("--phase table needs --classes; got none: give one list of classes a branch, such as 0,1;0,0");
+    throw InvalidArgument(
+        "--phase table needs --classes; got none: give one list of classes a branch, such as 0,1;0,0");
   const auto classes = named("--classes", [&] { return parse_classes(*options.classes); });
   if (classes.size() != pattern.branches.size())
     throw InvalidArgument("--classes needs one list a branch; got " + std::to_string(classes.size()) + " lists for " +
@@ -74,11 +76,12 @@ void apply_classes(const ProblemOptions& options, Pattern& pattern) {
 Pattern pattern_of(const ProblemOptions& options, std::int64_t heads) {
   const Preset preset = options.preset ? parse_preset(*options.preset) : Preset::longnet;
   if (preset == Preset::head_groups && (options.phase || options.classes || options.head_ranges))
-    throw InvalidArgument("--preset head_groups fixes heads and classes of every branch; got --phase, --classes or --head-ranges "
-                          "beside it: leave them out or choose another preset");
-  Pattern pattern = make_pattern(
-      preset, parse_sizes_option("--segments", options.segments.value_or(options.defaults.segments)),
-      parse_sizes_option("--dilations", options.dilations.value_or(options.defaults.dilations)), heads);
+    throw InvalidArgument(
+        "--preset head_groups fixes heads and classes of every branch; got --phase, --classes or --head-ranges "
+        "beside it: leave them out or choose another preset");
+  Pattern pattern =
+      make_pattern(preset, parse_sizes_option("--segments", options.segments.value_or(options.defaults.segments)),
+                   parse_sizes_option("--dilations", options.dilations.value_or(options.defaults.dilations)), heads);
   if (options.phase) pattern.phase = parse_phase(*options.phase);
   if (options.gradient) pattern.gradient = parse_gradient(*options.gradient);
   if (options.head_ranges) apply_head_ranges(options, pattern);
@@ -123,14 +126,19 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   text("--cu-seqlens", problem.cu_seqlens, "Packed documents: 0, end of the first, ..., tokens", "LIST");
   text("--scale", problem.scale, "Factor of the logits (default 1/sqrt(head-dim))", "NUMBER");
   text("--seed", problem.seed, "Of the inputs that are drawn (default 0)", "NUMBER");
-  flag("--pad-like-torchscale", problem.pad_like_torchscale, "Zero keys in a short last segment, as torchscale has them");
-  flag("--causal", problem.causal, "Keys behind the query only");
+  flag("--pad-like-torchscale", problem.pad_like_torchscale,
+       "Zero keys in a short last segment, as torchscale has them");
+  flag("--causal", problem.causal, "A query sees itself and the keys before it");
   flag("--backward", problem.backward, "Gradients too");
   flag("--deterministic", problem.deterministic, "The same bits run after run (on one CPU rank always so)");
   flag("--reproducible", problem.reproducible, "The same bits for every number of ranks (on one CPU rank always so)");
   command.add_option("--device", options.machine.device, "cpu")->type_name("NAME")->group("Machine");
-  command.add_option("--threads", options.machine.threads, "Threads (default: all usable cores)")->type_name("N")->group("Machine");
-  command.add_option("--instruction-set", options.machine.instruction_set, "One that `annulus info` lists (default: the best)")
+  command.add_option("--threads", options.machine.threads, "Threads (default: all usable cores)")
+      ->type_name("N")
+      ->group("Machine");
+  command
+      .add_option("--instruction-set", options.machine.instruction_set,
+                  "One that `annulus info` lists (default: the best)")
       ->type_name("NAME")
       ->group("Machine");
   add_report_options(command, options.report);
@@ -164,8 +172,9 @@ void check_typed_sizes(const ProblemOptions& options, const Sizes& sizes, const 
     if (!typed) return;
     const std::int64_t wanted = parse_size_option(option, *typed);
     if (wanted != found)
-      throw InvalidArgument(std::string(option) + " must agree with " + source + "; got " + std::to_string(wanted) + ", but " +
-                            source + " has " + std::to_string(found) + ": leave the option out or give another file");
+      throw InvalidArgument(std::string(option) + " must agree with " + source + "; got " + std::to_string(wanted) +
+                            ", but " + source + " has " + std::to_string(found) +
+                            ": leave the option out or give another file");
   };
   check("--batch", options.batch, sizes.batch);
   check("--tokens", options.tokens, sizes.tokens);
@@ -191,9 +200,10 @@ Problem make_problem(const ProblemOptions& options, const Sizes& sizes) {
 
 Options make_machine(const MachineOptions& options) {
   if (options.device != "cpu")
-    throw DeviceError("this build runs on the device cpu alone; got --device " + options.device + ": leave it out or give cpu");
+    throw DeviceError("this build runs on the device cpu alone; got --device " + options.device +
+                      ": leave it out or give cpu");
   Options machine;
-  machine.instruction_set = options.instruction_set;
+  machine.instruction_set = options.instruction_set.empty() ? "auto" : options.instruction_set;
   if (options.threads) {
     const std::int64_t threads = parse_size_option("--threads", *options.threads);
     if (threads < 1 || threads > kMaxThreads)

@@ -1,7 +1,7 @@
 // The options that every command shares, from text to a Problem.
 //
-// CLI11 only collects what was typed; all meaning is given here, so that a wrong value is refused with the same words wherever it
-// comes from. What was not typed stays empty: `run` must know the difference when a file says otherwise.
+// CLI11 only collects what was typed; all meaning is given here, so that a wrong value is refused with the same words
+// wherever it comes from. What was not typed stays empty: `run` must know the difference when a file says otherwise.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "annulus/errors.h"
+#include "plan/phase.h"
 #include "plan/plan.h"
 
 namespace annulus::cli {
@@ -25,7 +26,8 @@ std::int64_t block_for(std::int64_t positions) {
   return block;
 }
 
-// The square of the first `positions` queries and keys, in blocks of `block`; a cell has the first branch that reaches into it.
+// The square of the first `positions` queries and keys, in blocks of `block`; a cell has the first branch that reaches
+// into it.
 class Matrix {
  public:
   Matrix(std::int64_t positions, bool causal)
@@ -37,7 +39,9 @@ class Matrix {
 
   std::int64_t block() const { return block_; }
   std::int64_t cells() const { return cells_; }
-  int at(std::int64_t row, std::int64_t column) const { return branch_[static_cast<std::size_t>(row * cells_ + column)]; }
+  int at(std::int64_t row, std::int64_t column) const {
+    return branch_[static_cast<std::size_t>(row * cells_ + column)];
+  }
 
   // Marks the pairs of one group; returns false when it lies behind the picture.
   bool mark(const Rows& all_queries, const Rows& all_keys, int branch) {
@@ -48,7 +52,8 @@ class Matrix {
       const Rows inside = cut(queries, row * block_, (row + 1) * block_);
       if (inside.empty()) continue;
       for (std::int64_t column = keys.first / block_; column <= keys.last() / block_; ++column) {
-        const Rows seen = cut(keys, column * block_, std::min((column + 1) * block_, causal_ ? inside.last() + 1 : positions_));
+        const Rows seen =
+            cut(keys, column * block_, std::min((column + 1) * block_, causal_ ? inside.last() + 1 : positions_));
         int& cell = branch_[static_cast<std::size_t>(row * cells_ + column)];
         if (!seen.empty() && (cell == kNoBranch || branch < cell)) cell = branch;
       }
@@ -64,12 +69,12 @@ class Matrix {
   std::vector<int> branch_;
 };
 
-void mark(const Task& task, Matrix& matrix) {
-  for (std::int64_t segment = 0; segment < task.segments.count; ++segment) {
+void mark(const Task& task, std::int64_t dilation, const Classes& classes, Matrix& matrix) {
+  for (std::int64_t segment = 0; segment < task.count; ++segment) {
     bool inside = false;
-    for (std::int64_t phase_class = 0; phase_class < task.classes.count; ++phase_class) {
-      const std::int64_t shift = segment * task.segments.step + phase_class * task.classes.step;
-      inside |= matrix.mark(task.queries.shifted(shift), task.keys.shifted(shift), task.branch);
+    for (std::int64_t c = classes.first; c < std::min(classes.first + classes.count, task.length); ++c) {
+      const Rows rows = task.rows(segment, c, dilation);
+      inside |= matrix.mark(rows, rows, task.branch);
     }
     if (!inside) return;  // segments only go further away
   }
@@ -80,7 +85,8 @@ std::string legend(const Problem& problem) {
   for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
     const Branch& branch = problem.pattern.branches[i];
     const char* mark = shade(static_cast<int>(i));
-    out << "  " << mark << mark << " branch " << i << ": segment " << branch.segment << ", dilation " << branch.dilation << "\n";
+    out << "  " << mark << mark << " branch " << i << ": segment " << branch.segment << ", dilation " << branch.dilation
+        << "\n";
   }
   return out.str();
 }
@@ -89,18 +95,20 @@ std::string legend(const Problem& problem) {
 
 std::string pattern_picture(const Problem& problem, std::int64_t head) {
   if (head < 0 || head >= problem.heads)
-    throw InvalidArgument("--picture needs a head in [0, " + std::to_string(problem.heads) + "); got " + std::to_string(head) +
-                          ": choose one of them");
+    throw InvalidArgument("--picture needs a head in [0, " + std::to_string(problem.heads) + "); got " +
+                          std::to_string(head) + ": choose one of them");
   if (problem.tokens == 0) return "no tokens, nothing to draw\n";
   std::int64_t longest = 1;
   for (const Branch& branch : problem.pattern.branches) longest = std::max(longest, branch.segment);
   const std::int64_t positions = longest > problem.tokens / 2 ? problem.tokens : 2 * longest;
   Matrix matrix(positions, problem.causal);
   for (const Task& task : make_plan(problem).tasks)
-    if (!cut(task.heads, head, head + 1).empty()) mark(task, matrix);
+    mark(task, problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation,
+         classes_of(problem, task.branch, head), matrix);
 
   std::ostringstream out;
-  out << "head " << head << ", queries 0 to " << positions - 1 << " downwards, keys 0 to " << positions - 1 << " to the right";
+  out << "head " << head << ", queries 0 to " << positions - 1 << " downwards, keys 0 to " << positions - 1
+      << " to the right";
   if (matrix.block() > 1) out << ", " << matrix.block() << " x " << matrix.block() << " pairs a cell";
   out << "\n";
   for (std::int64_t row = 0; row < matrix.cells(); ++row) {

@@ -41,7 +41,8 @@ void Progress::step(const std::string& what) {
     std::fprintf(stderr, "annulus: %s %s (%lld s)\n", count.c_str(), what.c_str(), static_cast<long long>(seconds));
     return;
   }
-  const std::int64_t full = std::clamp<std::int64_t>((begun_ - 1) * kBarCells / std::max<std::int64_t>(steps_, 1), 0, kBarCells);
+  const std::int64_t full =
+      std::clamp<std::int64_t>((begun_ - 1) * kBarCells / std::max<std::int64_t>(steps_, 1), 0, kBarCells);
   std::string bar;
   for (std::int64_t cell = 0; cell < kBarCells; ++cell) bar += cell < full ? "█" : "░";
   std::string text = " " + count + " " + what + " (" + std::to_string(seconds) + " s)";

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 14;  // elements; a multiple of the four that one counter gives
 
-// ln(x) for a normal x > 0: x = 2^e * m with m in [1/sqrt(2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1)) as its series.
+// ln(x) for a normal x > 0: x = 2^e * m with m in [1/sqrt(2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1)) as its
+// series.
 float natural_log(float x) {
   constexpr std::int32_t kHalfRoot = 0x3f3504f3;  // the bits of 1/sqrt(2)
   const auto bits = std::bit_cast<std::int32_t>(x);
@@ -52,9 +53,9 @@ Point normal_pair(std::uint32_t radius_bits, std::uint32_t angle_bits) {
 
 // Elements [4 * block, 4 * block + 4) of a stream.
 std::array<float, 4> normal_block(std::uint64_t seed, Stream stream, std::uint64_t block) {
-  const PhiloxCounter bits = philox4x32(
-      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), static_cast<std::uint32_t>(stream), 0},
-      {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+  const PhiloxCounter bits = philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                                         static_cast<std::uint32_t>(stream), 0},
+                                        {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
   const Point a = normal_pair(bits[0], bits[1]);
   const Point b = normal_pair(bits[2], bits[3]);
   return {a.x, a.y, b.x, b.y};

@@ -1,8 +1,8 @@
 // Inputs out of nothing: normal(0, 1) values that depend on (seed, tensor, global index) alone.
 //
-// Philox4x32-10 is a counter-based generator: a keyed bijection of 128-bit counters, so element i needs no element before it,
-// and any thread or rank may draw any part. Uniform bits become normal values by Box and Muller's method, with own series for
-// the logarithm and the circle: libm differs from machine to machine in the last bit, these do not.
+// Philox4x32-10 is a counter-based generator: a keyed bijection of 128-bit counters, so element i needs no element
+// before it, and any thread or rank may draw any part. Uniform bits become normal values by Box and Muller's method,
+// with own series for the logarithm and the circle: libm differs from machine to machine in the last bit, these do not.
 #pragma once
 
 #include <array>

@@ -40,7 +40,8 @@ Json branches_json(const Pattern& pattern) {
 
 // Columns of a terminal: UTF-8 continuation bytes take none.
 std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u; }));
 }
 
 }  // namespace
@@ -51,12 +52,13 @@ std::ostream& text_output(const ReportOptions& options) {
 }
 
 void check_report(const ReportOptions& options) {
-  if (!options.json.empty() && options.json != "-") AtomicFile probe(options.json);  // not committed: leaves nothing behind
+  if (!options.json.empty() && options.json != "-")
+    AtomicFile probe(options.json);  // not committed: leaves nothing behind
 }
 
 void write_report(const ReportOptions& options, const Json& object) {
   if (options.json.empty()) return;
-  const std::string text = object.dump(2) + "\n";
+  const std::string text = object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   if (options.json == "-") {
     std::cout << text << std::flush;
     if (!std::cout) throw DeviceError("the JSON object must reach stdout; writing failed: check where stdout goes");
@@ -93,13 +95,8 @@ Json problem_json(const CommandOptions& options, const Problem& problem) {
 }
 
 Json environment_json(const std::string& instruction_set, int threads) {
-  return {{"version", version()},
-          {"device", "cpu"},
-          {"cpu", cpu_model()},
-          {"instruction_set", instruction_set},
-          {"launcher", "none"},
-          {"ranks", 1},
-          {"threads", threads}};
+  return {{"version", version()}, {"device", "cpu"}, {"cpu", cpu_model()}, {"instruction_set", instruction_set},
+          {"launcher", "none"},   {"ranks", 1},      {"threads", threads}};
 }
 
 Json memory_json(const MemoryLedger& ledger, std::int64_t plan_bytes) {
@@ -126,16 +123,17 @@ std::string describe(const Problem& problem, const std::string& instruction_set,
   out << format_count(problem.tokens) << " tokens, " << problem.heads << " heads";
   if (problem.kv_heads != problem.heads) out << " (" << problem.kv_heads << " for keys and values)";
   out << " of " << problem.head_dim << ", batch " << problem.batch << ", " << name(problem.dtype) << "; segments "
-      << joined(of_branches(pattern, &Branch::segment)) << ", dilations " << joined(of_branches(pattern, &Branch::dilation)) << ", phase "
-      << name(pattern.phase) << (problem.causal ? ", causal" : "");
+      << joined(of_branches(pattern, &Branch::segment)) << ", dilations "
+      << joined(of_branches(pattern, &Branch::dilation)) << ", phase " << name(pattern.phase)
+      << (problem.causal ? ", causal" : "");
   if (problem.documents.size() > 2) out << ", " << problem.documents.size() - 1 << " documents";
   out << "\n";
   return out.str();
 }
 
 std::string describe_memory(const MemoryLedger& ledger, std::int64_t plan_bytes) {
-  return "memory   " + format_bytes(ledger.peak_bytes()) + " in tensors and workspace (plan " + format_bytes(plan_bytes) +
-         "), process peak " + format_bytes(process_peak_bytes()) + "\n";
+  return "memory   " + format_bytes(ledger.peak_bytes()) + " in tensors and workspace (plan " +
+         format_bytes(plan_bytes) + "), process peak " + format_bytes(process_peak_bytes()) + "\n";
 }
 
 std::int64_t plan_bytes(const Attention& attention, bool backward) {

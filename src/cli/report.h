@@ -1,4 +1,5 @@
-// What a command has to say: text for people on stdout, one JSON object for machines (docs/command-line.md lists its keys).
+// What a command has to say: text for people on stdout, one JSON object for machines (docs/command-line.md lists its
+// keys).
 #pragma once
 
 #include <iosfwd>

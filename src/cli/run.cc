@@ -37,7 +37,8 @@ Json run_json(const RunOptions& options, const Attention& attention, const Workl
   if (options.problem.backward) object["backward_seconds"] = seconds.backward;
   object["memory"] = memory_json(work.ledger(), plan_bytes(attention, options.problem.backward));
   object["traffic"] = traffic_json();
-  object["checksum"] = checksums_json(work, options.problem.backward ? Pass::backward : Pass::forward, attention.threads());
+  object["checksum"] =
+      checksums_json(work, options.problem.backward ? Pass::backward : Pass::forward, attention.threads());
   return object;
 }
 
@@ -59,8 +60,7 @@ int run(const RunOptions& options) {
   std::string picture;
   if (options.picture) picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
   const Attention attention(problem, machine);
-  check_outputs(options.files, pass);
-  check_report(options.report);
+  check_outputs(options.files, options.report, pass);
 
   Workload work(problem);
   std::int64_t mapped_bytes = 0;

@@ -15,7 +15,8 @@ template <class T>
 std::vector<double> widen(const void* data, std::int64_t count) {
   const auto* elements = static_cast<const T*>(data);
   std::vector<double> values(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) values[static_cast<std::size_t>(i)] = static_cast<double>(to_float(elements[i]));
+  for (std::int64_t i = 0; i < count; ++i)
+    values[static_cast<std::size_t>(i)] = static_cast<double>(to_float(elements[i]));
   return values;
 }
 
@@ -71,7 +72,8 @@ class Verifier {
   }
 
  private:
-  void check_instruction_set(const std::string& set, const reference::Result& exact, const reference::Result& textbook) {
+  void check_instruction_set(const std::string& set, const reference::Result& exact,
+                             const reference::Result& textbook) {
     step_(set);
     Workload first(problem_);
     compute(first, set, threads_);
@@ -79,7 +81,8 @@ class Verifier {
       checks_.push_back({set + " against fp64", check.tensor, check.max_error, check.bound, check.passed});
     const int other_threads = threads_ == 1 ? 2 : 1;
     compare_bits(first, set, threads_, set + " run again");
-    compare_bits(first, set, other_threads, set + " with " + std::to_string(other_threads) + (other_threads == 1 ? " thread" : " threads"));
+    compare_bits(first, set, other_threads,
+                 set + " with " + std::to_string(other_threads) + (other_threads == 1 ? " thread" : " threads"));
   }
 
   void compare_bits(const Workload& first, const std::string& set, int threads, const std::string& what) {
@@ -114,16 +117,21 @@ std::vector<VerifyCheck> verify(const Problem& problem, const VerifySettings& se
   return Verifier(problem, settings, step).run();
 }
 
-std::int64_t verify_steps(const VerifySettings& settings) { return 2 + 3 * static_cast<std::int64_t>(settings.instruction_sets.size()); }
+std::int64_t verify_steps(const VerifySettings& settings) {
+  return 2 + 3 * static_cast<std::int64_t>(settings.instruction_sets.size());
+}
 
 std::int64_t verify_bytes(const Problem& problem) {
-  const std::int64_t rows = problem.batch * problem.tokens;
-  const std::int64_t query_side = rows * problem.heads * problem.head_dim;
-  const std::int64_t key_side = rows * problem.kv_heads * problem.head_dim;
-  const std::int64_t inputs = 2 * (query_side + key_side);
-  const std::int64_t results = 2 * (query_side + key_side) + rows * problem.heads;
+  // In floating point, since a problem may be as large as 64 bits allow and this is several times that.
+  const double rows = static_cast<double>(problem.batch) * static_cast<double>(problem.tokens);
+  const double lse = rows * static_cast<double>(problem.heads);
+  const double inputs =
+      2 * (lse + rows * static_cast<double>(problem.kv_heads)) * static_cast<double>(problem.head_dim);
+  const double results = inputs + lse;
   // Two runs of the product at a time; inputs, exact, textbook and the product's results in fp64.
-  return size_of(problem.dtype) * (inputs + 2 * results) + 8 * (inputs + 3 * results);
+  const double bytes =
+      static_cast<double>(size_of(problem.dtype)) * (inputs + 2 * results) + 8 * (inputs + 3 * results);
+  return static_cast<std::int64_t>(std::min(bytes, 0x1p62));
 }
 
 bool all_passed(const std::vector<VerifyCheck>& checks) {

@@ -1,7 +1,7 @@
 // Is the product right? One problem, drawn inputs, every check that one rank allows.
 //
-// Against the fp64 reference by the rule of docs/semantics.md, section 7; and bit for bit against itself, run again and run with another
-// number of threads.
+// Against the fp64 reference by the rule of docs/semantics.md, section 7; and bit for bit against itself, run again and
+// run with another number of threads.
 #pragma once
 
 #include <cstdint>

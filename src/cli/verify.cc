@@ -1,4 +1,5 @@
-// annulus verify: the product against the fp64 reference and against itself, forward and backward; one problem or the whole grid.
+// annulus verify: the product against the fp64 reference and against itself, forward and backward; one problem or the
+// whole grid.
 #include <algorithm>
 #include <iostream>
 #include <iterator>
@@ -53,7 +54,8 @@ std::string checks_text(const std::vector<VerifyCheck>& checks) {
   for (const VerifyCheck& check : checks) {
     std::vector<std::string> row = {check.what, check.tensor, number_text(check.max_error), number_text(check.bound),
                                     check.passed ? "ok" : "WRONG"};
-    const bool same_bits = check.bound == 0 && check.max_error == 0 && rows.back()[0] == row[0] && rows.back()[2] == row[2];
+    const bool same_bits =
+        check.bound == 0 && check.max_error == 0 && rows.back()[0] == row[0] && rows.back()[2] == row[2];
     if (same_bits)
       rows.back()[1] += " " + check.tensor;
     else
@@ -90,7 +92,8 @@ class WorstChecks {
 int verify_one(const VerifyOptions& options) {
   const VerifySettings settings = settings_of(options);
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
-  const Attention attention(problem, {.threads = settings.threads, .instruction_set = settings.instruction_sets.front()});
+  const Attention attention(problem,
+                            {.threads = settings.threads, .instruction_set = settings.instruction_sets.front()});
   check_report(options.report);
   check_memory(verify_bytes(problem), "this verification");
   std::vector<VerifyCheck> checks;
@@ -120,11 +123,27 @@ Problem grid_problem(const Words& words) {
 
 void check_grid_options(const VerifyOptions& options) {
   const ProblemOptions& typed = options.problem;
-  for (const Text* text : {&typed.tokens, &typed.batch, &typed.heads, &typed.kv_heads, &typed.head_dim, &typed.dtype, &typed.segments,
-                           &typed.dilations, &typed.head_ranges, &typed.preset, &typed.phase, &typed.classes, &typed.gradient,
-                           &typed.cu_seqlens, &typed.scale})
-    if (*text)
-      throw InvalidArgument("--grid has its own problems; got '" + **text + "' for another: leave out --grid, or all problem options but --seed");
+  const std::pair<const char*, bool> given[] = {{"--tokens", typed.tokens.has_value()},
+                                                {"--batch", typed.batch.has_value()},
+                                                {"--heads", typed.heads.has_value()},
+                                                {"--kv-heads", typed.kv_heads.has_value()},
+                                                {"--head-dim", typed.head_dim.has_value()},
+                                                {"--dtype", typed.dtype.has_value()},
+                                                {"--segments", typed.segments.has_value()},
+                                                {"--dilations", typed.dilations.has_value()},
+                                                {"--head-ranges", typed.head_ranges.has_value()},
+                                                {"--preset", typed.preset.has_value()},
+                                                {"--phase", typed.phase.has_value()},
+                                                {"--classes", typed.classes.has_value()},
+                                                {"--gradient", typed.gradient.has_value()},
+                                                {"--cu-seqlens", typed.cu_seqlens.has_value()},
+                                                {"--scale", typed.scale.has_value()},
+                                                {"--pad-like-torchscale", typed.pad_like_torchscale},
+                                                {"--causal", typed.causal}};
+  for (const auto& [option, typed_too] : given)
+    if (typed_too)
+      throw InvalidArgument("--grid has its own problems; got " + std::string(option) +
+                            " beside it: leave out one of them");
 }
 
 int verify_grid(const VerifyOptions& options) {
@@ -147,7 +166,8 @@ int verify_grid(const VerifyOptions& options) {
       worst.add(checks);
       if (all_passed(checks)) continue;
       failures.push_back({command_line(full), {}});
-      std::ranges::copy_if(checks, std::back_inserter(failures.back().checks), [](const VerifyCheck& check) { return !check.passed; });
+      std::ranges::copy_if(checks, std::back_inserter(failures.back().checks),
+                           [](const VerifyCheck& check) { return !check.passed; });
       progress.wipe();
       out << "WRONG: " << failures.back().command << "\n" << checks_text(failures.back().checks) << std::flush;
     }
@@ -156,9 +176,11 @@ int verify_grid(const VerifyOptions& options) {
                         {.threads = settings.threads, .instruction_set = settings.instruction_sets.front()});
   out << "annulus " << version() << ", " << cases.size() << " problems; of each check the one closest to its bound:\n"
       << checks_text(worst.list());
-  out << (failures.empty() ? "passed: " : "WRONG: ") << cases.size() - failures.size() << " of " << cases.size() << " problems\n";
+  out << (failures.empty() ? "passed: " : "WRONG: ") << cases.size() - failures.size() << " of " << cases.size()
+      << " problems\n";
   Json failed = Json::array();
-  for (const Failure& failure : failures) failed.push_back({{"command", failure.command}, {"checks", checks_json(failure.checks)}});
+  for (const Failure& failure : failures)
+    failed.push_back({{"command", failure.command}, {"checks", checks_json(failure.checks)}});
   write_report(options.report, {{"problem", {{"grid", true}, {"cases", cases.size()}, {"seed", settings.seed}}},
                                 {"environment", environment_json(probe.instruction_set(), probe.threads())},
                                 {"passed", failures.empty()},
@@ -174,7 +196,8 @@ Command add_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
   add_options(*command, *options, kDefaults);
   command->add_flag("--grid", options->grid, "Many awkward problems instead of one");
-  command->add_option("--grid-samples", options->grid_samples, "Only so many of them, chosen by --seed")->type_name("N");
+  command->add_option("--grid-samples", options->grid_samples, "Only so many of them, chosen by --seed")
+      ->type_name("N");
   return {command, [options] {
             if (options->grid_samples && !options->grid)
               throw InvalidArgument("--grid-samples belongs to --grid; got it alone: add --grid");

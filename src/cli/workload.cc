@@ -118,7 +118,8 @@ void Workload::allocate(const std::string& name) {
   tensors_[name] = {std::move(buffer), data};
 }
 
-// Results and the workspace of a pass. What the pass holds beside the tensors enters the ledger under the plan's own names.
+// Results and the workspace of a pass. What the pass holds beside the tensors enters the ledger under the plan's own
+// names.
 void Workload::prepare(const Attention& attention, Pass pass) {
   const std::vector<std::string> results = result_names(pass);
   std::vector<MemoryComponent> parts;
@@ -148,7 +149,9 @@ std::array<std::int64_t, 4> Workload::shape4(const std::string& name) const {
 
 ConstTensorView Workload::read(const std::string& name) const { return {data(name), problem_.dtype, shape4(name)}; }
 
-TensorView Workload::write(const std::string& name) { return {tensors_.at(name).own.data(), problem_.dtype, shape4(name)}; }
+TensorView Workload::write(const std::string& name) {
+  return {tensors_.at(name).own.data(), problem_.dtype, shape4(name)};
+}
 
 std::span<float> Workload::lse() {
   return {reinterpret_cast<float*>(tensors_.at("lse").own.data()), static_cast<std::size_t>(elements("lse"))};
@@ -157,8 +160,9 @@ std::span<float> Workload::lse() {
 void check_memory(std::int64_t needed_bytes, const std::string& what) {
   const auto available = available_memory_bytes();
   if (available && needed_bytes > *available)
-    throw OutOfMemory(what + " must fit into the memory that is left; it needs " + format_bytes(needed_bytes) + " and " +
-                      format_bytes(*available) + " are available: give smaller sizes or use a larger machine");
+    throw OutOfMemory(what + " must fit into the memory that is left; it needs " + format_bytes(needed_bytes) +
+                      " and " + format_bytes(*available) +
+                      " are available: give smaller sizes or use a larger machine");
 }
 
 }  // namespace annulus::cli

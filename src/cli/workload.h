@@ -5,7 +5,8 @@
 //   work.forward(attention);        // seconds
 //   work.data("out")
 //
-// Names are q, k, v, dout (inputs) and out, lse, dq, dk, dv (results). Inputs may lie in somebody else's memory, such as a mapped file.
+// Names are q, k, v, dout (inputs) and out, lse, dq, dk, dv (results). Inputs may lie in somebody else's memory, such
+// as a mapped file.
 #pragma once
 
 #include <array>

@@ -4,42 +4,36 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/phase.h"
 #include "plan/task.h"
 
 namespace annulus {
 
-inline bool takes_part(const Rows& heads, std::int64_t head) {
-  return head >= heads.first && head <= heads.last() && (head - heads.first) % heads.stride == 0;
-}
-
-enum class Side { queries, keys };
-
-// Calls f(queries, keys) for every group of the task that has rows in [begin, end) on the given side; that side is cut to the range,
-// the other one is whole. Their first rows tell how far the cut one starts inside the group.
+// Calls f(queries, keys) for every group of the task in these classes that has both queries and keys among the given ones.
 template <class F>
-void for_each_group(const Task& task, Side side, std::int64_t begin, std::int64_t end, F f) {
-  const Rows& near = side == Side::queries ? task.queries : task.keys;
-  for (std::int64_t c = 0; c < task.classes.count; ++c) {
-    const std::int64_t shift = c * task.classes.step;
-    const std::int64_t step = task.segments.step;
-    const std::int64_t before = begin - (near.last() + shift);
-    const std::int64_t from = before > 0 ? (before + step - 1) / step : 0;
-    const std::int64_t room = end - 1 - (near.first + shift);
-    const std::int64_t to = room < 0 ? 0 : std::min(task.segments.count, room / step + 1);
-    for (std::int64_t s = from; s < to; ++s) {
-      Rows queries = task.queries.shifted(shift + s * step);
-      Rows keys = task.keys.shifted(shift + s * step);
-      Rows& cut_side = side == Side::queries ? queries : keys;
-      cut_side = cut(cut_side, begin, end);
-      if (!cut_side.empty()) f(queries, keys);
+void for_each_group(const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries, const Rows& keys, F f) {
+  if (queries.empty() || keys.empty()) return;
+  // Segments that reach at least to the later first row and begin at most at the earlier last one.
+  const std::int64_t first_row = std::max(queries.first, keys.first) - task.begin;
+  const std::int64_t last_row = std::min(queries.last(), keys.last()) - task.begin;
+  if (last_row < 0) return;
+  const std::int64_t from = std::max<std::int64_t>(first_row, 0) / task.length;
+  const std::int64_t to = std::min(last_row / task.length, task.count - 1);
+  const std::int64_t last_class = std::min(classes.first + classes.count, task.length);
+  for (std::int64_t segment = from; segment <= to; ++segment)
+    for (std::int64_t c = classes.first; c < last_class; ++c) {
+      const Rows rows = task.rows(segment, c, dilation);
+      const Rows group_queries = intersect(rows, queries);
+      const Rows group_keys = intersect(rows, keys);
+      if (!group_queries.empty() && !group_keys.empty()) f(group_queries, group_keys);
     }
-  }
 }
 
-// Query i sees key j of a group if j <= i + diagonal: both walk with the same stride.
+// Query i sees key j of a group if j <= i + diagonal. Both walk with the same stride; a single row has none of its own.
 inline std::int64_t diagonal_of(const Rows& queries, const Rows& keys) {
-  // Rounds down: a negative distance that is not a multiple cannot occur, both are of one class.
-  return (queries.first - keys.first) / keys.stride;
+  const std::int64_t stride = keys.count > 1 ? keys.stride : queries.stride;
+  const std::int64_t distance = queries.first - keys.first;
+  return distance >= 0 ? distance / stride : -((stride - 1 - distance) / stride);  // rounded down
 }
 
 }  // namespace annulus

@@ -1,5 +1,6 @@
-// The two 16-bit floating point types, as bits and nothing more: bf16 (8 exponent bits, 7 fraction bits) and IEEE binary16
-// (5 and 10). Conversions round to nearest, ties to even; subnormals and infinities are exact and a NaN stays a (quiet) NaN.
+// The two 16-bit floating point types, as bits and nothing more: bf16 (8 exponent bits, 7 fraction bits) and IEEE
+// binary16 (5 and 10). Conversions round to nearest, ties to even; subnormals and infinities are exact and a NaN stays
+// a (quiet) NaN.
 //
 // A double is rounded once. Going through float would round twice, and a value just above a tie would then fall on it.
 #pragma once
@@ -41,8 +42,8 @@ constexpr FloatFormat format_of(DType dtype) {
   return {8, 23};
 }
 
-// The bits of `value` in a narrower format. A carry out of the fraction runs into the exponent, which is just what rounding up to the
-// next power of two, to the smallest normal number or to infinity means.
+// The bits of `value` in a narrower format. A carry out of the fraction runs into the exponent, which is just what
+// rounding up to the next power of two, to the smallest normal number or to infinity means.
 template <class Real>
 constexpr std::uint64_t encode(Real value, FloatFormat to) {
   static_assert(std::is_same_v<Real, float> || std::is_same_v<Real, double>);

@@ -9,22 +9,14 @@ namespace {
 
 constexpr std::size_t kMaxTasksShown = 32;
 
-std::string text(const Rows& rows) {
-  std::ostringstream out;
-  if (rows.count == 1)
-    out << rows.first;
-  else
-    out << rows.first << ", " << rows[1] << (rows.count > 2 ? ", ..., " + std::to_string(rows.last()) : "");
-  return out.str();
-}
-
 std::string text(const Task& task) {
   std::ostringstream out;
-  out << "  branch " << task.branch << ": " << task.queries.count << " x " << task.keys.count << " rows {" << text(task.queries)
-      << "}, heads {" << text(task.heads) << "}";
-  if (task.segments.count > 1) out << ", " << task.segments.count << " segments " << task.segments.step << " apart";
-  if (task.classes.count > 1) out << ", " << task.classes.count << " classes";
-  if (task.zero_keys > 0) out << ", " << task.zero_keys << " zero keys";
+  out << "  branch " << task.branch << ": [" << task.begin << ", " << task.end() << ")";
+  if (task.count > 1)
+    out << " in " << task.count << " segments of " << task.length;
+  else
+    out << " in one segment";
+  if (task.padded_rows > 0) out << ", filled up to " << task.padded_rows << " rows a class by zero keys";
   return out.str();
 }
 

@@ -20,7 +20,7 @@ struct Span {
 
 struct Plan {
   std::vector<Span> spans;  // in order, without gaps; one per non-empty document
-  std::vector<Task> tasks;  // within a span by branch, then by position
+  std::vector<Task> tasks;  // within a span by branch, then by position; at most two a branch
 };
 
 // Takes a resolved problem.

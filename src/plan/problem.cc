@@ -6,6 +6,7 @@
 #include <string>
 
 #include "annulus/errors.h"
+#include "plan/phase.h"
 #include "plan/plan.h"
 
 namespace annulus {
@@ -94,13 +95,22 @@ Problem resolve(Problem problem) {
 }
 
 double count_pairs(const Problem& problem) {
+  // Groups of n rows have n^2 pairs, or n (n + 1) / 2 when causal.
+  const auto pairs_of = [&](std::int64_t rows, std::int64_t groups) {
+    const auto n = static_cast<double>(rows);
+    return static_cast<double>(std::max<std::int64_t>(groups, 0)) * (problem.causal ? n * (n + 1) / 2 : n * n);
+  };
   double pairs = 0;
   for (const Task& task : make_plan(problem).tasks) {
-    const auto queries = static_cast<double>(task.queries.count);
-    const auto keys = static_cast<double>(task.keys.count);
-    const double group = problem.causal ? queries * (queries + 1) / 2 : queries * keys;
-    pairs += group * static_cast<double>(task.segments.count) * static_cast<double>(task.classes.count) *
-             static_cast<double>(task.heads.count);
+    const std::int64_t dilation = problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation;
+    const std::int64_t longer = task.length % dilation;  // the first classes of a segment have one row more
+    for (std::int64_t head = 0; head < problem.heads; ++head) {
+      const Classes classes = classes_of(problem, task.branch, head);
+      const std::int64_t last = classes.first + classes.count;
+      const std::int64_t rows = task.length / dilation;
+      pairs += static_cast<double>(task.count) * (pairs_of(rows + 1, std::min(last, longer) - classes.first) +
+                                                  pairs_of(rows, last - std::max(classes.first, longer)));
+    }
   }
   return pairs * static_cast<double>(problem.batch);
 }

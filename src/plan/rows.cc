@@ -46,6 +46,8 @@ Rows intersect(const Rows& a, const Rows& b) {
   const std::int64_t begin = std::max(a.first, b.first);
   const std::int64_t end = std::min(a.last(), b.last()) + 1;
   if (begin >= end) return {};
+  if (a.stride == 1) return cut(b, begin, end);
+  if (b.stride == 1) return cut(a, begin, end);
   if (a.count == 1 || b.count == 1) {  // its stride means nothing
     const Rows& one = a.count == 1 ? a : b;
     const Rows& other = a.count == 1 ? b : a;

@@ -1,8 +1,8 @@
-// Task: dense attention between strided rows, and the same thing again for a run of segments and of classes.
+// Task: a run of equal segments of one branch. Everything else follows by arithmetic.
 //
-// A task stands for segments.count * classes.count * heads.count groups. Group (s, c, h) attends
-// queries.shifted(s * segments.step + c * classes.step) to keys shifted alike, in head heads[h]. A run of whole segments is one
-// task, so a plan's size does not grow with the number of tokens; kernels turn tasks into tiles by arithmetic.
+// A segment, a class and a head that takes it are one group: dense attention between the rows progression(begin, begin + length, class,
+// dilation). A run of whole segments is one task, whatever its length, and neither heads nor classes are listed: a plan's size does not
+// grow with tokens, heads or dilations. Kernels cut groups to the rows that they have at hand.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,18 @@
 
 namespace annulus {
 
-struct Repeat {
-  std::int64_t count = 1;
-  std::int64_t step = 0;
-
-  bool operator==(const Repeat&) const = default;
-};
-
 struct Task {
   int branch = 0;
-  Rows queries;  // of the first group
-  Rows keys;
-  Rows heads;
-  Repeat segments;
-  Repeat classes;
-  std::int64_t zero_keys = 0;  // keys with logit 0 and value 0 beside the real ones (pad_like_torchscale)
+  std::int64_t begin = 0;   // of the first segment
+  std::int64_t length = 0;  // of each of them, and the way from one to the next
+  std::int64_t count = 0;
+  std::int64_t padded_rows = 0;  // pad_like_torchscale: every class is filled up to so many rows by keys with logit 0 and value 0
+
+  std::int64_t end() const { return begin + length * count; }
+  Rows rows(std::int64_t segment, std::int64_t phase_class, std::int64_t dilation) const {
+    const std::int64_t start = begin + segment * length;
+    return progression(start, start + length, phase_class, dilation);
+  }
 
   bool operator==(const Task&) const = default;
 };

@@ -1,4 +1,5 @@
-// The rule of docs/semantics.md, section 7: no worse than twice the textbook, give or take a few units in the last place.
+// The rule of docs/semantics.md, section 7: no worse than twice the textbook, give or take a few units in the last
+// place.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,11 +23,11 @@ struct Tensor {
   double stored_terms;
 };
 
-// atol. The textbook's error alone would be an unfair bound where the textbook is right by luck: one key has probability 1, no error and a
-// dS of exactly 0. So we allow
-//   2 units of the result's type at its largest value: it has to be stored, half a unit, and a bf16 dot product rounds one factor before;
-//   2 units of fp32 at the size of the terms that were summed, since all sums are fp32 and a cancellation keeps its terms' error;
-//   1 unit of the result's type in Delta, since backward is given O in that type.
+// atol. The textbook's error alone would be an unfair bound where the textbook is right by luck: one key has
+// probability 1, no error and a dS of exactly 0. So we allow
+//   2 units of the result's type at its largest value: it has to be stored, half a unit, and a bf16 dot product rounds
+//   one factor before; 2 units of fp32 at the size of the terms that were summed, since all sums are fp32 and a
+//   cancellation keeps its terms' error; 1 unit of the result's type in Delta, since backward is given O in that type.
 double tolerance(const Tensor& tensor, double largest) {
   return 2 * ulp(tensor.dtype, largest) + 2 * ulp(DType::fp32, tensor.terms) + ulp(tensor.dtype, tensor.stored_terms);
 }
@@ -35,7 +36,8 @@ void check_sizes(const Tensor& tensor) {
   if (tensor.result.size() == tensor.exact.size() && tensor.textbook.size() == tensor.exact.size()) return;
   throw InvalidArgument(std::string("compare needs tensors of one size; got ") + tensor.name + " with " +
                         std::to_string(tensor.result.size()) + " values in the result, " +
-                        std::to_string(tensor.exact.size()) + " in exact and " + std::to_string(tensor.textbook.size()) +
+                        std::to_string(tensor.exact.size()) + " in exact and " +
+                        std::to_string(tensor.textbook.size()) +
                         " in textbook: compute all three for the same problem");
 }
 

@@ -30,9 +30,13 @@ void add_scaled(Real a, const Real* __restrict x, Real* __restrict y, std::int64
   for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
-// A maximum that passes over NaN and infinities: they have no size, and are compared by kind.
+// Sizes pass over NaN and infinities: those have none, and are compared by kind.
 void raise(double& highest, double x) {
   if (std::isfinite(x) && x > highest) highest = x;
+}
+
+void add_square(double& sum, double x) {
+  if (std::isfinite(x)) sum += x * x;
 }
 
 }  // namespace
@@ -168,13 +172,15 @@ auto HeadGroup<Arithmetic>::normalise(const Row& row, int branch, std::vector<Re
   return shift + std::log(sum);
 }
 
-// O is complete: store it, and find Delta by eq. 7 or 8. Merge weights are constants in eq. 8, so each branch has its own.
+// O is complete: store it, and find Delta by eq. 7 or 8. Merge weights are constants in eq. 8, so each branch has its
+// own.
 template <class Arithmetic>
 void HeadGroup<Arithmetic>::finish_output(Row& row) const {
   const std::int64_t head_dim = problem_.head_dim;
   const auto output_scale = static_cast<Real>(problem_.pattern.output_scale);
   for (Real& x : row.out) x = store(output_scale * store(x));
-  if constexpr (Arithmetic::kMeasuresTerms) row.terms.out_norm = std::sqrt(dot(row.out.data(), row.out.data(), head_dim));
+  if constexpr (Arithmetic::kMeasuresTerms)
+    row.terms.out_norm = std::sqrt(dot(row.out.data(), row.out.data(), head_dim));
   if (!backward_) return;
   if (!detached()) {
     const Real delta = dot(dout_.rows.row(row.t), row.out.data(), head_dim);
@@ -212,9 +218,10 @@ void HeadGroup<Arithmetic>::measure_output(Row& row, std::size_t entry) const {
   const auto key = index(row.keys.key[entry]);
   const double p = row.probability[entry];
   const double size = p * logit_size(row, entry);
-  row.terms.lse_squares += size * size;
-  row.terms.out_squares += size * v_.largest[key] * size * v_.largest[key];
-  row.terms.mean_key += p * k_.largest[key];
+  add_square(row.terms.lse_squares, size);
+  add_square(row.terms.out_squares, size * v_.largest[key]);
+  const double key_size = p * k_.largest[key];
+  if (std::isfinite(key_size)) row.terms.mean_key += key_size;
 }
 
 template <class Arithmetic>
@@ -228,14 +235,12 @@ void HeadGroup<Arithmetic>::measure_gradients(Row& row, std::size_t entry) {
   const double delta_size = dout_.norm[t] * row.terms.out_norm;
   const double scaled_p = std::abs(*problem_.scale) * p;
 
-  const double dq_term = scaled_p * (exponent_size * std::abs(ds) + dp_size) * k_.largest[key];
-  const double dk_term = scaled_p * (exponent_size * std::abs(ds) + dp_size + delta_size) * q_.largest[t];
-  const double dk_stored_term = scaled_p * delta_size * q_.largest[t];
-  const double dv_term = std::abs(problem_.pattern.output_scale) * p * exponent_size * dout_.largest[t];
-  row.terms.dq_squares += dq_term * dq_term;
-  key_terms_[key].dk_squares += dk_term * dk_term;
-  key_terms_[key].dk_stored_squares += dk_stored_term * dk_stored_term;
-  key_terms_[key].dv_squares += dv_term * dv_term;
+  const double dp_error = exponent_size * std::abs(ds) + dp_size;
+  KeyTerms& terms = key_terms_[key];
+  add_square(row.terms.dq_squares, scaled_p * dp_error * k_.largest[key]);
+  add_square(terms.dk_squares, scaled_p * (dp_error + delta_size) * q_.largest[t]);
+  add_square(terms.dk_stored_squares, scaled_p * delta_size * q_.largest[t]);
+  add_square(terms.dv_squares, std::abs(problem_.pattern.output_scale) * p * exponent_size * dout_.largest[t]);
 }
 
 template <class Arithmetic>

@@ -1,8 +1,8 @@
 // Attention of the query heads that share one key/value head of one batch element, row by row, in any arithmetic.
 //
-// A row is done in one go: all its logits, their softmax (eq. 4), its output (eq. 5), its part of the gradients (eq. 6 to 8). Rows go in blocks
-// and keys in chunks for one reason alone: a chunk of K and V then serves the whole block from the cache. Each row still meets its keys
-// in rising order, so the block size does not change a bit of the result.
+// A row is done in one go: all its logits, their softmax (eq. 4), its output (eq. 5), its part of the gradients (eq. 6
+// to 8). Rows go in blocks and keys in chunks for one reason alone: a chunk of K and V then serves the whole block from
+// the cache. Each row still meets its keys in rising order, so the block size does not change a bit of the result.
 //
 // An Arithmetic has `Real`, the type of all sums, and says how an intermediate and how a result are stored.
 #pragma once
@@ -56,7 +56,8 @@ class Matrix {
   std::vector<Real> values_;
 };
 
-// One head of a tensor [batch, tokens, heads, head_dim] as [tokens, head_dim], with what the sizes of terms are made of.
+// One head of a tensor [batch, tokens, heads, head_dim] as [tokens, head_dim], with what the sizes of terms are made
+// of.
 template <class Real>
 struct Head {
   Matrix<Real> rows;
@@ -90,7 +91,11 @@ class HeadGroup {
   using Real = typename Arithmetic::Real;
 
   HeadGroup(const Problem& problem, const Inputs& inputs, const KeySets& key_sets, Arithmetic arithmetic)
-      : problem_(problem), inputs_(inputs), key_sets_(key_sets), arithmetic_(arithmetic), backward_(!inputs.dout.empty()) {}
+      : problem_(problem),
+        inputs_(inputs),
+        key_sets_(key_sets),
+        arithmetic_(arithmetic),
+        backward_(!inputs.dout.empty()) {}
 
   // Writes its own heads of `result`, and nothing of result.terms: those are returned.
   TermSizes attend(std::int64_t batch, std::int64_t kv_head, Result& result);

@@ -1,7 +1,7 @@
 // Who sees whom: equations 1 to 3 of docs/semantics.md, asked of one query and one key at a time.
 //
-// Nothing here knows of progressions, strides or ranges of groups: those are the plan's way to say the same, and this is what the plan is
-// held against.
+// Nothing here knows of progressions, strides or ranges of groups: those are the plan's way to say the same, and this
+// is what the plan is held against.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// exact and textbook: one piece of work for every key/value head of every batch element, shared out to threads. Pieces write disjoint parts
-// of the result, so it does not depend on the number of threads.
+// exact and textbook: one piece of work for every key/value head of every batch element, shared out to threads. Pieces
+// write disjoint parts of the result, so it does not depend on the number of threads.
 #include "reference/reference.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace {
 
 void check_size(const char* name, std::size_t got, std::int64_t want) {
   if (got == static_cast<std::size_t>(want)) return;
-  throw InvalidArgument(std::string("the reference needs dense tensors of the problem's shape; got ") + name + " with " +
-                        std::to_string(got) + " values: give " + std::to_string(want));
+  throw InvalidArgument(std::string("the reference needs dense tensors of the problem's shape; got ") + name +
+                        " with " + std::to_string(got) + " values: give " + std::to_string(want));
 }
 
 void check_sizes(const Problem& problem, const Inputs& inputs) {

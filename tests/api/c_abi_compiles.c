@@ -1,4 +1,5 @@
-/* The header is C, and this is how C uses it: every struct, every enumeration and every function once, compiled as C99. */
+/* The header is C, and this is how C uses it: every struct, every enumeration and every function once, compiled as C99.
+ */
 #include "annulus/annulus.h"
 
 enum { kTokens = 4, kHeads = 2, kHeadDim = 3, kSize = kTokens * kHeads * kHeadDim };

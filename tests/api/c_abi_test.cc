@@ -1,4 +1,5 @@
-// The C ABI gives the same bits as the C++ API, a code and a message for every mistake, and never a crash for a null pointer.
+// The C ABI gives the same bits as the C++ API, a code and a message for every mistake, and never a crash for a null
+// pointer.
 #include "annulus/annulus.h"
 
 #include <cstring>
@@ -32,7 +33,8 @@ AssertionResult succeeds(int status) {
 // The status, and all of `parts` somewhere in the message.
 AssertionResult fails(int status, int expected, const std::vector<std::string>& parts) {
   const std::string message = annulus_last_error();
-  if (status != expected) return AssertionFailure() << "status " << status << " instead of " << expected << ": " << message;
+  if (status != expected)
+    return AssertionFailure() << "status " << status << " instead of " << expected << ": " << message;
   for (const std::string& part : parts)
     if (message.find(part) == std::string::npos) return AssertionFailure() << "no '" << part << "' in: " << message;
   return AssertionSuccess();
@@ -120,8 +122,16 @@ class Tensors {
 
   void attend(const Attention& attention) {
     attention.forward({.q = view(q), .k = view(k), .v = view(v), .out = view(out), .lse = lse, .workspace = {}});
-    attention.backward({.q = view(q), .k = view(k), .v = view(v), .out = view(out), .lse = lse, .dout = view(dout),
-                        .dq = view(dq), .dk = view(dk), .dv = view(dv), .workspace = {}});
+    attention.backward({.q = view(q),
+                        .k = view(k),
+                        .v = view(v),
+                        .out = view(out),
+                        .lse = lse,
+                        .dout = view(dout),
+                        .dq = view(dq),
+                        .dk = view(dk),
+                        .dv = view(dv),
+                        .workspace = {}});
   }
 
   std::vector<std::byte> q, k, v, out, dout, dq, dk, dv;
@@ -129,13 +139,15 @@ class Tensors {
 
  private:
   std::array<std::int64_t, 4> shape_of(const std::vector<std::byte>& data) const {
-    return {problem_.batch, problem_.tokens, data.size() == q.size() ? problem_.heads : problem_.kv_heads, problem_.head_dim};
+    return {problem_.batch, problem_.tokens, data.size() == q.size() ? problem_.heads : problem_.kv_heads,
+            problem_.head_dim};
   }
 
   std::vector<std::byte> draw(std::int64_t heads, std::mt19937& random) const {
     std::normal_distribution<float> normal;
     const auto size = static_cast<std::size_t>(size_of(problem_.dtype));
-    std::vector<std::byte> bytes(static_cast<std::size_t>(problem_.batch * problem_.tokens * heads * problem_.head_dim) * size);
+    std::vector<std::byte> bytes(
+        static_cast<std::size_t>(problem_.batch * problem_.tokens * heads * problem_.head_dim) * size);
     for (std::size_t i = 0; i < bytes.size(); i += size) {
       const float value = normal(random);
       const auto bits = encode(value, format_of(problem_.dtype == DType::fp32 ? DType::fp16 : problem_.dtype));
@@ -160,7 +172,8 @@ void expect_same_bits(const CProblem& c, const Problem& problem) {
   ASSERT_TRUE(succeeds(annulus_forward(handle.get, &forward)));
   const annulus_backward_args backward = got.c_backward();
   ASSERT_TRUE(succeeds(annulus_backward(handle.get, &backward)));
-  for (auto tensor : {&Tensors::out, &Tensors::dq, &Tensors::dk, &Tensors::dv}) EXPECT_EQ(got.*tensor, expected.*tensor);
+  for (auto tensor : {&Tensors::out, &Tensors::dq, &Tensors::dk, &Tensors::dv})
+    EXPECT_EQ(got.*tensor, expected.*tensor);
   EXPECT_EQ(std::memcmp(got.lse.data(), expected.lse.data(), got.lse.size() * sizeof(float)), 0);
 }
 
@@ -249,7 +262,8 @@ TEST(CAbi, StridesArrive) {
   for (std::size_t b = 0; b < 2; ++b)
     for (std::size_t t = 0; t < 37; ++t)
       for (std::size_t j = 0; j < 4; ++j)
-        EXPECT_EQ(std::memcmp(&dense.out[((b * 37 + t) * 4 + j) * 32], &swapped.out[((b * 4 + j) * 37 + t) * 32], 32), 0);
+        EXPECT_EQ(std::memcmp(&dense.out[((b * 37 + t) * 4 + j) * 32], &swapped.out[((b * 4 + j) * 37 + t) * 32], 32),
+                  0);
 }
 
 TEST(CAbi, OptionsAndWorkspaceArrive) {
@@ -271,15 +285,16 @@ TEST(CAbi, OptionsAndWorkspaceArrive) {
   Tensors tensors(same.problem());
   annulus_forward_args args = tensors.c_forward();
   const std::size_t bytes = same.workspace_bytes(Pass::forward);
-  void* workspace = ::operator new(bytes, std::align_val_t{64});
+  void* workspace = ::operator new (bytes, std::align_val_t{64});
   args.workspace = workspace;
   args.workspace_bytes = bytes;
   EXPECT_TRUE(succeeds(annulus_forward(handle.get, &args)));
   args.workspace_bytes = bytes - 1;
-  EXPECT_TRUE(fails(annulus_forward(handle.get, &args), ANNULUS_INVALID_ARGUMENT, {"workspace", std::to_string(bytes - 1)}));
+  EXPECT_TRUE(
+      fails(annulus_forward(handle.get, &args), ANNULUS_INVALID_ARGUMENT, {"workspace", std::to_string(bytes - 1)}));
   args.workspace_bytes = 0;
   EXPECT_TRUE(fails(annulus_forward(handle.get, &args), ANNULUS_INVALID_ARGUMENT, {"workspace", "a pointer and 0"}));
-  ::operator delete(workspace, std::align_val_t{64});
+  ::operator delete (workspace, std::align_val_t{64});
 }
 
 TEST(CAbi, EmptyProblemsNeedNoData) {
@@ -307,7 +322,8 @@ TEST(CAbi, ExplainIsLikeSnprintf) {
   std::size_t length = 0;
   ASSERT_TRUE(succeeds(annulus_explain(handle.get, nullptr, 0, &length)));
   EXPECT_EQ(length, whole.size());
-  for (const std::size_t capacity : {std::size_t{1}, std::size_t{10}, whole.size(), whole.size() + 1, whole.size() + 9}) {
+  for (const std::size_t capacity :
+       {std::size_t{1}, std::size_t{10}, whole.size(), whole.size() + 1, whole.size() + 9}) {
     std::vector<char> buffer(capacity + 1, '#');
     length = 0;
     ASSERT_TRUE(succeeds(annulus_explain(handle.get, buffer.data(), capacity, &length)));
@@ -373,16 +389,22 @@ TEST(CAbi, NullTensorsAreErrors) {
   Handle handle;
   ASSERT_TRUE(succeeds(c.create(handle)));
   Tensors tensors(resolve(same_problem(Preset::longnet)));
-  for (const auto& [member, name] : {std::pair{&annulus_forward_args::q, "q"}, {&annulus_forward_args::k, "k"},
-                                     {&annulus_forward_args::v, "v"}, {&annulus_forward_args::out, "out"}}) {
+  for (const auto& [member, name] : {std::pair{&annulus_forward_args::q, "q"},
+                                     {&annulus_forward_args::k, "k"},
+                                     {&annulus_forward_args::v, "v"},
+                                     {&annulus_forward_args::out, "out"}}) {
     annulus_forward_args args = tensors.c_forward();
     (args.*member).data = nullptr;
     EXPECT_TRUE(fails(annulus_forward(handle.get, &args), ANNULUS_INVALID_ARGUMENT, {name, "null"}));
   }
-  for (const auto& [member, name] :
-       {std::pair{&annulus_backward_args::q, "q"}, {&annulus_backward_args::k, "k"}, {&annulus_backward_args::v, "v"},
-        {&annulus_backward_args::out, "out"}, {&annulus_backward_args::dout, "dout"}, {&annulus_backward_args::dq, "dq"},
-        {&annulus_backward_args::dk, "dk"}, {&annulus_backward_args::dv, "dv"}}) {
+  for (const auto& [member, name] : {std::pair{&annulus_backward_args::q, "q"},
+                                     {&annulus_backward_args::k, "k"},
+                                     {&annulus_backward_args::v, "v"},
+                                     {&annulus_backward_args::out, "out"},
+                                     {&annulus_backward_args::dout, "dout"},
+                                     {&annulus_backward_args::dq, "dq"},
+                                     {&annulus_backward_args::dk, "dk"},
+                                     {&annulus_backward_args::dv, "dv"}}) {
     annulus_backward_args args = tensors.c_backward();
     (args.*member).data = nullptr;
     EXPECT_TRUE(fails(annulus_backward(handle.get, &args), ANNULUS_INVALID_ARGUMENT, {name, "null"}));
@@ -460,7 +482,8 @@ TEST(CAbi, DocumentsMustFit) {
 
 TEST(CAbi, StructSizesAreChecked) {
   EXPECT_TRUE(refuses([](CProblem& c) { c.problem.struct_size = 0; }, {"struct_size", "annulus_problem", "got 0"}));
-  EXPECT_TRUE(refuses([](CProblem& c) { c.problem.struct_size -= 1; }, {"struct_size", std::to_string(sizeof(annulus_problem))}));
+  EXPECT_TRUE(refuses([](CProblem& c) { c.problem.struct_size -= 1; },
+                      {"struct_size", std::to_string(sizeof(annulus_problem))}));
   EXPECT_TRUE(refuses([](CProblem& c) { c.problem.struct_size = std::size_t{1} << 40; }, {"struct_size"}));
 
   CProblem c;
@@ -471,10 +494,12 @@ TEST(CAbi, StructSizesAreChecked) {
   Tensors tensors(resolve(same_problem(Preset::longnet)));
   annulus_forward_args forward = tensors.c_forward();
   forward.struct_size = 8;
-  EXPECT_TRUE(fails(annulus_forward(handle.get, &forward), ANNULUS_INVALID_ARGUMENT, {"struct_size", "annulus_forward_args"}));
+  EXPECT_TRUE(
+      fails(annulus_forward(handle.get, &forward), ANNULUS_INVALID_ARGUMENT, {"struct_size", "annulus_forward_args"}));
   annulus_backward_args backward = tensors.c_backward();
   backward.struct_size = 8;
-  EXPECT_TRUE(fails(annulus_backward(handle.get, &backward), ANNULUS_INVALID_ARGUMENT, {"struct_size", "annulus_backward_args"}));
+  EXPECT_TRUE(fails(annulus_backward(handle.get, &backward), ANNULUS_INVALID_ARGUMENT,
+                    {"struct_size", "annulus_backward_args"}));
 }
 
 TEST(CAbi, LaterVersionsOfAStructAreReadAsFarAsTheyAreKnown) {
@@ -489,7 +514,8 @@ TEST(CAbi, LaterVersionsOfAStructAreReadAsFarAsTheyAreKnown) {
   EXPECT_TRUE(succeeds(annulus_create(&later.problem, nullptr, &handle.get)));
   later.more = 1;
   Handle none;
-  EXPECT_TRUE(fails(annulus_create(&later.problem, nullptr, &none.get), ANNULUS_UNSUPPORTED, {"annulus_problem", "newer"}));
+  EXPECT_TRUE(
+      fails(annulus_create(&later.problem, nullptr, &none.get), ANNULUS_UNSUPPORTED, {"annulus_problem", "newer"}));
   EXPECT_EQ(none.get, nullptr);
 }
 

@@ -23,7 +23,13 @@ SMALL = ["--tokens", "40", "--heads", "2", "--head-dim", "8", "--segments", "16,
 
 def run(*arguments, cwd=None, preexec_fn=None):
     return subprocess.run(
-        [TOOL, *map(str, arguments)], cwd=cwd, preexec_fn=preexec_fn, capture_output=True, text=True, timeout=300, check=False
+        [TOOL, *map(str, arguments)],
+        cwd=cwd,
+        preexec_fn=preexec_fn,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -120,8 +126,9 @@ class Usage(CliTest):
         self.assertRegex(self.succeed("--version").stdout, r"^annulus \d+\.\d+\.\d+\n$")
 
     def test_wrong_words_are_usage_errors(self):
-        self.refuse(2, ["--help"])
-        self.refuse(2, ["sing", "--help"], "sing")
+        self.refuse(2, ["info, run, verify, bench", "none", "--help"])
+        self.refuse(2, ["info, run, verify, bench", "'sing'", "--help"], "sing")
+        self.refuse(2, ["--tokens", "not expected"], "--tokens", "5", "run")
         self.refuse(2, ["--loud"], "run", "--loud")
         self.refuse(2, ["--tokens"], "run", "--tokens")
         self.refuse(2, ["5"], "run", "5")
@@ -164,11 +171,15 @@ class BadInput(CliTest):
         self.refuse_run(["--kv-heads", "got 0"], "--kv-heads", "0")
 
     def test_lists_of_different_length(self):
-        self.refuse_run(["one each per branch", "2 segment lengths and 3 dilations"], "--segments", "16,32", "--dilations", "1,2,4")
+        self.refuse_run(
+            ["one each per branch", "2 segment lengths and 3 dilations"], "--segments", "16,32", "--dilations", "1,2,4"
+        )
         self.refuse_run(["--segments", "empty"], "--segments", "")
 
     def test_segments_and_dilations(self):
-        self.refuse_run(["segment length of branch 1", "at least 1", "got 0"], "--segments", "16,0", "--dilations", "1,2")
+        self.refuse_run(
+            ["segment length of branch 1", "at least 1", "got 0"], "--segments", "16,0", "--dilations", "1,2"
+        )
         self.refuse_run(["dilation of branch 0", "at least 1", "got 0"], "--segments", "16,32", "--dilations", "0,2")
         self.refuse_run(["--segments", "negative", "-16"], "--segments", "-16", "--dilations", "1")
 
@@ -177,7 +188,7 @@ class BadInput(CliTest):
         self.refuse_run(["[0, 12)", "first_head 12", "shorten"], "--head-ranges", "0:12;12:13")
 
     def test_what_the_device_cannot_do(self):
-        self.refuse_run(["head_dim", "512", "513"], "--head-dim", "513")
+        self.refuse_run(["head sizes", "1 to 512", "got 513", "split"], "--head-dim", "513")
         self.refuse_run(["fp32, bf16, fp16", "'fp8'"], "--dtype", "fp8")
 
     def test_documents(self):
@@ -194,11 +205,21 @@ class BadInput(CliTest):
 
     def test_an_output_that_overlaps_an_input(self):
         problem_file(self.folder / "x.safetensors")
-        self.refuse(2, ["overlap", "x.safetensors", "another name"], "run", "--input", "x.safetensors", "--output", "x.safetensors")
+        self.refuse(
+            2,
+            ["overlap", "x.safetensors", "another name"],
+            "run",
+            "--input",
+            "x.safetensors",
+            "--output",
+            "x.safetensors",
+        )
         self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--output", self.folder / "." / "x.safetensors")
         os.link(self.folder / "x.safetensors", self.folder / "link.safetensors")
         self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--output", "link.safetensors")
         self.refuse(2, ["different files", "y.npy"], "run", *SMALL, "--out", "y.npy", "--lse", "y.npy")
+        self.refuse(2, ["different files", "y.npy"], "run", *SMALL, "--out", "y.npy", "--json", "y.npy")
+        self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--json", "x.safetensors")
 
     def test_shapes_that_do_not_fit(self):
         x = self.folder / "x.safetensors"
@@ -207,7 +228,9 @@ class BadInput(CliTest):
         problem_file(x, v=("F32", [1, 40, 1, 8], floats(40 * 8)))
         self.refuse_run(["v in x.safetensors", "[1, 40, 2, 8]", "[1, 40, 1, 8]"], "--input", x.name)
         problem_file(x, q=("F32", [40, 16], floats(40 * 16)))
-        self.refuse_run(["q in x.safetensors", "[batch, tokens, heads, head_dim]", "[40, 16]", "reshape"], "--input", x.name)
+        self.refuse_run(
+            ["q in x.safetensors", "[batch, tokens, heads, head_dim]", "[40, 16]", "reshape"], "--input", x.name
+        )
         problem_file(x, k=("F32", [40, 2, 8], floats(40 * 16)))
         self.refuse_run(["k in x.safetensors", "[40, 2, 8]"], "--input", x.name)
         problem_file(x, kv_heads=2, shape=(1, 40, 3, 8))
@@ -224,8 +247,20 @@ class BadInput(CliTest):
 
     def test_options_that_contradict_the_file(self):
         problem_file(self.folder / "x.safetensors", kv_heads=1)
-        for option, typed, found in ("tokens", 41, 40), ("batch", 2, 1), ("heads", 4, 2), ("kv-heads", 2, 1), ("head-dim", 64, 8):
-            self.refuse_run([f"--{option}", f"got {typed}", f"x.safetensors has {found}", "leave"], "--input", "x.safetensors", f"--{option}", typed)
+        for option, typed, found in (
+            ("tokens", 41, 40),
+            ("batch", 2, 1),
+            ("heads", 4, 2),
+            ("kv-heads", 2, 1),
+            ("head-dim", 64, 8),
+        ):
+            self.refuse_run(
+                [f"--{option}", f"got {typed}", f"x.safetensors has {found}", "leave"],
+                "--input",
+                "x.safetensors",
+                f"--{option}",
+                typed,
+            )
         self.succeed("run", "--input", "x.safetensors", "--tokens", "40", "--kv-heads", "1", "--dtype", "fp32")
 
     def test_files_that_are_missing_or_broken(self):
@@ -258,7 +293,8 @@ class BadInput(CliTest):
         self.refuse_run(["--dout", "--backward"], *npy, "--dout", "dout.npy")
         self.refuse_run(["--dq", "--backward"], *npy, "--dq", "dq.npy")
         self.refuse(2, ["--grid-samples", "--grid"], "verify", "--grid-samples", "3")
-        self.refuse(2, ["--grid", "'40'"], "verify", "--grid", "--tokens", "40")
+        self.refuse(2, ["--grid", "--tokens"], "verify", "--grid", "--tokens", "40")
+        self.refuse(2, ["--grid", "--causal"], "verify", "--grid", "--causal")
         self.refuse(2, ["--repeats", "0"], "bench", *SMALL, "--repeats", "0")
         self.refuse(2, ["--min-seconds", "-1"], "bench", *SMALL, "--min-seconds", "-1")
         self.refuse(2, ["--picture", "[0, 2)", "got 2"], "run", *SMALL, "--picture", "2")
@@ -272,7 +308,9 @@ class BadInput(CliTest):
 
     def test_more_memory_than_there_is(self):
         for command in "run", "verify", "bench":
-            self.refuse(3, ["GiB", "available", "smaller"], command, "--tokens", "1B", "--heads", "64", "--head-dim", "256")
+            self.refuse(
+                3, ["GiB", "available", "smaller"], command, "--tokens", "1B", "--heads", "64", "--head-dim", "256"
+            )
 
     def test_an_allocation_that_the_system_refuses(self):
         def limit():
@@ -288,7 +326,16 @@ class Info(CliTest):
         info = self.report("info")
         self.assertEqual(
             set(info),
-            {"environment", "cores", "instruction_sets", "dtypes", "head_dim", "devices", "caches", "available_memory_bytes"},
+            {
+                "environment",
+                "cores",
+                "instruction_sets",
+                "dtypes",
+                "head_dim",
+                "devices",
+                "caches",
+                "available_memory_bytes",
+            },
         )
         self.assertEqual(set(info["environment"]), ENVIRONMENT)
         self.assertEqual(info["environment"]["instruction_set"], info["instruction_sets"][0])
@@ -322,7 +369,16 @@ class Run(CliTest):
         self.check_shared_keys(report)
         self.assertEqual(
             set(report),
-            {"problem", "environment", "seconds", "forward_seconds", "backward_seconds", "memory", "traffic", "checksum"},
+            {
+                "problem",
+                "environment",
+                "seconds",
+                "forward_seconds",
+                "backward_seconds",
+                "memory",
+                "traffic",
+                "checksum",
+            },
         )
         self.assertEqual(set(report["checksum"]), {"out", "lse", "dq", "dk", "dv"})
         self.assertEqual(set(report["memory"]), MEMORY)
@@ -336,7 +392,20 @@ class Run(CliTest):
         self.assertNotIn("backward_seconds", forward)
 
     def test_the_problem_is_reported_as_resolved(self):
-        problem = self.report("run", "--tokens", "1k", "--heads", "4", "--head-dim", "16", "--preset", "torchscale", "--causal", "--seed", "9")["problem"]
+        problem = self.report(
+            "run",
+            "--tokens",
+            "1k",
+            "--heads",
+            "4",
+            "--head-dim",
+            "16",
+            "--preset",
+            "torchscale",
+            "--causal",
+            "--seed",
+            "9",
+        )["problem"]
         self.assertEqual(problem["tokens"], 1024)
         self.assertEqual(problem["kv_heads"], 4)
         self.assertEqual(problem["segments"], [2048, 4096])
@@ -391,7 +460,9 @@ class Run(CliTest):
         four = self.report("run", "--input", "batch.safetensors", "--backward")
         self.assertEqual(three["checksum"], four["checksum"])
         shapes = {name: shape for name, (_, shape, _) in read_safetensors(self.folder / "y.safetensors").items()}
-        self.assertEqual(shapes, {"out": [40, 2, 8], "lse": [2, 40], "dq": [40, 2, 8], "dk": [40, 2, 8], "dv": [40, 2, 8]})
+        self.assertEqual(
+            shapes, {"out": [40, 2, 8], "lse": [2, 40], "dq": [40, 2, 8], "dk": [40, 2, 8], "dv": [40, 2, 8]}
+        )
 
     def test_data_at_odd_addresses(self):
         """A header of odd length, as other writers may leave it."""
@@ -421,12 +492,27 @@ class Run(CliTest):
         self.assertEqual(read_safetensors(self.folder / "y.safetensors")["out"], ("F32", [0, 40, 2, 8], b""))
 
     def test_picture(self):
-        text = self.succeed("run", "--tokens", "8", "--heads", "2", "--segments", "4,8", "--dilations", "1,2", "--causal", "--picture").stdout
+        text = self.succeed(
+            "run", "--tokens", "8", "--heads", "2", "--segments", "4,8", "--dilations", "1,2", "--causal", "--picture"
+        ).stdout
         rows = [line.strip() for line in text.splitlines() if re.match(r"  [█▓·]", line) and "branch" not in line]
         self.assertEqual(rows[0], "██· · · · · · ·")
         self.assertEqual(rows[6], "▓▓· ▓▓· ██████·")
         self.assertEqual(rows[7], "· · · · ████████")
-        head_1 = self.succeed("run", "--tokens", "8", "--heads", "2", "--segments", "4,8", "--dilations", "1,2", "--causal", "--picture", "1").stdout
+        head_1 = self.succeed(
+            "run",
+            "--tokens",
+            "8",
+            "--heads",
+            "2",
+            "--segments",
+            "4,8",
+            "--dilations",
+            "1,2",
+            "--causal",
+            "--picture",
+            "1",
+        ).stdout
         self.assertIn("· ▓▓· ▓▓████████", head_1)
         self.assertNotIn("picture", self.succeed("run", *SMALL).stdout)
 
@@ -452,7 +538,10 @@ class Verify(CliTest):
 
     def test_one_instruction_set(self):
         report = self.report("verify", *SMALL, "--instruction-set", "portable", "--threads", "1")
-        self.assertEqual({c["what"] for c in report["checks"]}, {"portable against fp64", "portable run again", "portable with 2 threads"})
+        self.assertEqual(
+            {c["what"] for c in report["checks"]},
+            {"portable against fp64", "portable run again", "portable with 2 threads"},
+        )
 
     def test_text(self):
         text = self.succeed("verify", *SMALL).stdout

@@ -36,7 +36,8 @@ TEST(Grid, HasEveryValueOfEveryAxisTogether) {
     for (const Words& words : cases) seen.insert(value_of(words, option));
     EXPECT_EQ(seen, wanted) << option;
   }
-  EXPECT_EQ(std::ranges::count_if(cases, [](const Words& words) { return std::ranges::find(words, "--causal") != words.end(); }),
+  EXPECT_EQ(std::ranges::count_if(
+                cases, [](const Words& words) { return std::ranges::find(words, "--causal") != words.end(); }),
             static_cast<std::ptrdiff_t>(cases.size() / 2));
 }
 

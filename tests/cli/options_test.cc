@@ -34,9 +34,9 @@ std::string refusal(const std::vector<std::string>& words) {
   return "accepted";
 }
 
-#define EXPECT_REFUSED(words, ...)                                                          \
-  for (const std::string& part : std::vector<std::string> __VA_ARGS__)                     \
-  EXPECT_NE(refusal(std::vector<std::string> words).find(part), std::string::npos)         \
+#define EXPECT_REFUSED(words, ...)                                                 \
+  for (const std::string& part : std::vector<std::string> __VA_ARGS__)             \
+  EXPECT_NE(refusal(std::vector<std::string> words).find(part), std::string::npos) \
       << "wanted '" << part << "' in: " << refusal(std::vector<std::string> words)
 
 TEST(Options, DefaultsAreOneSmallLongnetProblem) {
@@ -49,9 +49,19 @@ TEST(Options, DefaultsAreOneSmallLongnetProblem) {
 }
 
 TEST(Options, EveryOptionReachesTheProblem) {
-  const Problem problem = problem_of({"--tokens", "1.5k", "--batch", "3", "--heads", "6", "--kv-heads", "2", "--head-dim", "40", "--dtype",
-                                      "bf16", "--segments", "1k,7", "--dilations", "3,1", "--phase", "every", "--gradient", "detached",
-                                      "--causal", "--cu-seqlens", "0,10,10,1536", "--scale", "0.25", "--pad-like-torchscale"});
+  const Problem problem = problem_of({"--tokens",     "1.5k",
+                                      "--batch",      "3",
+                                      "--heads",      "6",
+                                      "--kv-heads",   "2",
+                                      "--head-dim",   "40",
+                                      "--dtype",      "bf16",
+                                      "--segments",   "1k,7",
+                                      "--dilations",  "3,1",
+                                      "--phase",      "every",
+                                      "--gradient",   "detached",
+                                      "--causal",     "--cu-seqlens",
+                                      "0,10,10,1536", "--scale",
+                                      "0.25",         "--pad-like-torchscale"});
   EXPECT_EQ(problem.tokens, 1536);
   EXPECT_EQ(problem.batch, 3);
   EXPECT_EQ(problem.heads, 6);
@@ -90,7 +100,8 @@ TEST(Options, TablesAndHeadRanges) {
   EXPECT_EQ(ranges.branches[0].head_count, 2);
   EXPECT_EQ(ranges.branches[1].first_head, 2);
   EXPECT_EQ(ranges.branches[1].head_count, 1);
-  const Pattern both = problem_of({"--heads", "3", "--head-ranges", "0:2;2:2", "--phase", "table", "--classes", "0,0;"}).pattern;
+  const Pattern both =
+      problem_of({"--heads", "3", "--head-ranges", "0:2;2:2", "--phase", "table", "--classes", "0,0;"}).pattern;
   EXPECT_EQ(both.branches[1].head_count, 0);
   EXPECT_TRUE(both.branches[1].classes.empty());
 

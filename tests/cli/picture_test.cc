@@ -31,7 +31,8 @@ int branch_of(const Problem& problem, std::int64_t t, std::int64_t k, std::int64
     const std::int64_t w = problem.pattern.branches[i].segment;
     const std::int64_t r = problem.pattern.branches[i].dilation;
     const auto phase_class = [&](std::int64_t x) { return (x - d0) % w % r; };
-    if ((t - d0) / w == (k - d0) / w && phase_class(t) == phase_class(k) && phase_class(t) == head % r) return static_cast<int>(i);
+    if ((t - d0) / w == (k - d0) / w && phase_class(t) == phase_class(k) && phase_class(t) == head % r)
+      return static_cast<int>(i);
   }
   return -1;
 }

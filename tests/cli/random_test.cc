@@ -1,5 +1,5 @@
-// The generator: the published vectors of Philox, the moments and the tails of a normal distribution, and that nothing but
-// (seed, tensor, index) matters.
+// The generator: the published vectors of Philox, the moments and the tails of a normal distribution, and that nothing
+// but (seed, tensor, index) matters.
 #include "cli/random.h"
 
 #include <gtest/gtest.h>
@@ -117,9 +117,7 @@ TEST(Random, NarrowTypesAreTheRoundedValues) {
   }
 }
 
-TEST(Random, NothingIsWrittenForNoElements) {
-  fill_normal(0, Stream::q, DType::fp32, nullptr, 0, 4);
-}
+TEST(Random, NothingIsWrittenForNoElements) { fill_normal(0, Stream::q, DType::fp32, nullptr, 0, 4); }
 
 }  // namespace
 }  // namespace annulus::cli

@@ -36,7 +36,8 @@ TEST(Workload, TheLedgerMeetsThePlanToTheByte) {
     work.draw(1, 2, Pass::backward);
     work.backward(attention);
     EXPECT_EQ(work.ledger().current_bytes(), plan_of(attention, Pass::backward));
-    EXPECT_EQ(work.ledger().peak_bytes(), std::max(plan_of(attention, Pass::forward), plan_of(attention, Pass::backward)));
+    EXPECT_EQ(work.ledger().peak_bytes(),
+              std::max(plan_of(attention, Pass::forward), plan_of(attention, Pass::backward)));
     work.backward(attention);
     EXPECT_EQ(work.ledger().current_bytes(), plan_of(attention, Pass::backward));
   }
@@ -55,7 +56,8 @@ TEST(Workload, ShapesAndTypes) {
 TEST(Workload, DrawsWhatTheGeneratorSays) {
   Workload work(small_problem(DType::fp32));
   work.draw(5, 2, Pass::backward);
-  for (const auto& [name, stream] : {std::pair("q", Stream::q), {"k", Stream::k}, {"v", Stream::v}, {"dout", Stream::dout}}) {
+  for (const auto& [name, stream] :
+       {std::pair("q", Stream::q), {"k", Stream::k}, {"v", Stream::v}, {"dout", Stream::dout}}) {
     const std::int64_t last = work.elements(name) - 1;
     EXPECT_EQ(static_cast<const float*>(work.data(name))[last], normal_value(5, stream, last)) << name;
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(work.data(name)) % 64, 0u) << name;

@@ -53,12 +53,14 @@ TEST_P(CompareTest, TheTruthAndTheTextbookPass) {
   for (const Result& result : {truth, rounded, typed}) {
     const std::vector<Check> checks = compare(problem, result, truth, typed);
     ASSERT_EQ(checks.size(), 5u);
-    for (const Check& check : checks) EXPECT_TRUE(check.passed) << check.tensor << " " << check.max_error << " > " << check.bound;
+    for (const Check& check : checks)
+      EXPECT_TRUE(check.passed) << check.tensor << " " << check.max_error << " > " << check.bound;
   }
 }
 
 TEST_P(CompareTest, TheBoundIsTight) {
-  // A few per cent of a unit-sized result in bf16, a few parts per million in fp32: nothing that a wrong key could hide in.
+  // A few per cent of a unit-sized result in bf16, a few parts per million in fp32: nothing that a wrong key could hide
+  // in.
   for (const Check& check : compare(problem, typed, truth, typed))
     EXPECT_LT(check.bound, 100 * ulp(problem.dtype, 1.0)) << check.tensor;
 }

@@ -29,7 +29,8 @@ inline Inputs draw_inputs(const Problem& problem, std::uint64_t seed, bool backw
   return inputs;
 }
 
-inline std::size_t element(const Problem& problem, std::int64_t heads, std::int64_t batch, std::int64_t t, std::int64_t head) {
+inline std::size_t element(const Problem& problem, std::int64_t heads, std::int64_t batch, std::int64_t t,
+                           std::int64_t head) {
   return static_cast<std::size_t>(((batch * problem.tokens + t) * heads + head) * problem.head_dim);
 }
 

@@ -1,5 +1,5 @@
-// Both gradients of the reference against finite differences in fp64: of the output itself (eq. 7), and of the output with its merge weights
-// held fast (eq. 8).
+// Both gradients of the reference against finite differences in fp64: of the output itself (eq. 7), and of the output
+// with its merge weights held fast (eq. 8).
 #include <cmath>
 #include <functional>
 
@@ -62,7 +62,8 @@ Loss loss_of_frozen_merge(const Problem& problem, const Inputs& at) {
 }
 
 // The largest deviation of `gradient` from central differences of `loss` in inputs.*tensor.
-double deviation(const Loss& loss, Inputs inputs, std::vector<double> Inputs::*tensor, const std::vector<double>& gradient) {
+double deviation(const Loss& loss, Inputs inputs, std::vector<double> Inputs::*tensor,
+                 const std::vector<double>& gradient) {
   constexpr double kStep = 1e-5;
   double worst = 0;
   for (std::size_t i = 0; i < (inputs.*tensor).size(); ++i) {
@@ -120,10 +121,12 @@ TEST_P(GradientTest, DetachedIsTheDerivativeWithFrozenMergeWeights) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, GradientTest,
-                         testing::Combine(testing::Values(Phase::by_head, Phase::by_head_block, Phase::every, Phase::table),
+                         testing::Combine(testing::Values(Phase::by_head, Phase::by_head_block, Phase::every,
+                                                          Phase::table),
                                           testing::Bool(), testing::Bool()),
                          [](const auto& test) {
-                           return std::string(name(std::get<0>(test.param))) + (std::get<1>(test.param) ? "_causal" : "") +
+                           return std::string(name(std::get<0>(test.param))) +
+                                  (std::get<1>(test.param) ? "_causal" : "") +
                                   (std::get<2>(test.param) ? "_documents" : "");
                          });
 
@@ -170,7 +173,8 @@ RC_GTEST_PROP(Gradient, IsTheDirectionalDerivative, ()) {
   const Problem problem = draw_problem(16);
   const Inputs inputs = draw_inputs(problem, 6);
   const Inputs direction = draw_inputs(problem, 7);
-  const Loss loss = problem.pattern.gradient == Gradient::exact ? loss_of_output(problem, inputs) : loss_of_frozen_merge(problem, inputs);
+  const Loss loss = problem.pattern.gradient == Gradient::exact ? loss_of_output(problem, inputs)
+                                                                : loss_of_frozen_merge(problem, inputs);
   const auto moved = [&](double step) {
     Inputs result = inputs;
     for (auto tensor : {&Inputs::q, &Inputs::k, &Inputs::v})
@@ -179,10 +183,11 @@ RC_GTEST_PROP(Gradient, IsTheDirectionalDerivative, ()) {
   };
   constexpr double kStep = 1e-4;  // five points: the error is of fourth order
   const double difference =
-      (8 * (loss(moved(kStep)) - loss(moved(-kStep))) - (loss(moved(2 * kStep)) - loss(moved(-2 * kStep)))) / (12 * kStep);
+      (8 * (loss(moved(kStep)) - loss(moved(-kStep))) - (loss(moved(2 * kStep)) - loss(moved(-2 * kStep)))) /
+      (12 * kStep);
   const Result result = exact(problem, inputs, 1);
-  const double derivative =
-      inner_product(result.dq, direction.q) + inner_product(result.dk, direction.k) + inner_product(result.dv, direction.v);
+  const double derivative = inner_product(result.dq, direction.q) + inner_product(result.dk, direction.k) +
+                            inner_product(result.dv, direction.v);
   RC_ASSERT(std::abs(difference - derivative) < 1e-8 * (1 + std::abs(derivative)));
 }
 

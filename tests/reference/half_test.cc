@@ -83,7 +83,8 @@ TYPED_TEST(HalfTest, RoundsCorrectlyAroundEveryBoundary) {
       if (std::isinf(meaning(below))) break;
       // Infinity takes the place of the next power of two.
       const double low = meaning(below);
-      const double high = std::isinf(meaning(above)) ? std::copysign(std::ldexp(1.0, std::ilogb(low) + 1), low) : meaning(above);
+      const double high =
+          std::isinf(meaning(above)) ? std::copysign(std::ldexp(1.0, std::ilogb(low) + 1), low) : meaning(above);
       const double middle = (low + high) / 2;
       const auto even = (i & 1) == 0 ? below : above;
       const double down = std::nextafter(middle, low);
@@ -99,7 +100,9 @@ TYPED_TEST(HalfTest, RoundsCorrectlyAroundEveryBoundary) {
       ASSERT_EQ(static_cast<double>(middle_float), middle) << i;
       ASSERT_EQ(from_float<TypeParam>(middle_float), even) << i;
       ASSERT_EQ(from_float<TypeParam>(std::nextafter(middle_float, static_cast<float>(low))), below) << i;
-      ASSERT_EQ(from_float<TypeParam>(std::nextafter(middle_float, std::copysign(std::numeric_limits<float>::infinity(), middle_float))), above)
+      ASSERT_EQ(from_float<TypeParam>(
+                    std::nextafter(middle_float, std::copysign(std::numeric_limits<float>::infinity(), middle_float))),
+                above)
           << i;
     }
   }

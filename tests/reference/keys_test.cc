@@ -167,7 +167,8 @@ RC_GTEST_PROP(KeySets, AgreeWithAWalkThroughTheSegments, ()) {
           const Phase phase = problem.pattern.phase;
           if (phase == Phase::by_head && head % branch.dilation != c) continue;
           if (phase == Phase::by_head_block && (head < c * heads_a_class || head >= (c + 1) * heads_a_class)) continue;
-          if (phase == Phase::table && branch.classes.at(static_cast<std::size_t>(head - branch.first_head)) != c) continue;
+          if (phase == Phase::table && branch.classes.at(static_cast<std::size_t>(head - branch.first_head)) != c)
+            continue;
           for (std::int64_t t = begin + c; t < end; t += branch.dilation)
             for (std::int64_t k = begin + c; k < (problem.causal ? t + 1 : end); k += branch.dilation)
               expected[t].insert({k, static_cast<int>(i)});

@@ -1,5 +1,5 @@
-// The forward pass of the reference against independent facts: a softmax written out here, the merge of branches (eq. 4 and 5), padding with
-// real zeros, and where a NaN may and may not go.
+// The forward pass of the reference against independent facts: a softmax written out here, the merge of branches (eq. 4
+// and 5), padding with real zeros, and where a NaN may and may not go.
 #include "reference/reference.h"
 
 #include <bit>
@@ -36,7 +36,8 @@ struct Softmax {
 };
 
 // Attention of one query to a list of rows of k and v, straight from the textbook.
-Softmax attend(const double* q, const std::vector<const double*>& k, const std::vector<const double*>& v, const Problem& problem) {
+Softmax attend(const double* q, const std::vector<const double*>& k, const std::vector<const double*>& v,
+               const Problem& problem) {
   const auto size = static_cast<std::size_t>(problem.head_dim);
   double denominator = 0;
   std::vector<double> out(size);
@@ -51,10 +52,12 @@ Softmax attend(const double* q, const std::vector<const double*>& k, const std::
   return {out, std::log(denominator)};
 }
 
-void expect_row(const Problem& problem, const Result& result, std::int64_t batch, std::int64_t t, std::int64_t head, const Softmax& want) {
+void expect_row(const Problem& problem, const Result& result, std::int64_t batch, std::int64_t t, std::int64_t head,
+                const Softmax& want) {
   EXPECT_NEAR(result.lse[lse_element(problem, batch, head, t)], want.lse, 1e-12);
   const std::size_t at = element(problem, problem.heads, batch, t, head);
-  for (std::size_t d = 0; d < want.out.size(); ++d) EXPECT_NEAR(result.out[at + d], want.out[d], 1e-12) << t << " " << head;
+  for (std::size_t d = 0; d < want.out.size(); ++d)
+    EXPECT_NEAR(result.out[at + d], want.out[d], 1e-12) << t << " " << head;
 }
 
 TEST(Reference, OneSegmentIsDenseAttention) {
@@ -176,7 +179,8 @@ TEST(Reference, HugeLogitsStayFinite) {
   }
 }
 
-// torchscale's own way: zero rows up to whole segments, zero rows up to whole dilations, and a dense softmax over all of it.
+// torchscale's own way: zero rows up to whole segments, zero rows up to whole dilations, and a dense softmax over all
+// of it.
 TEST(Reference, PaddingMeansRealZeroKeys) {
   struct Case {
     std::int64_t tokens, segment, dilation;
@@ -238,8 +242,8 @@ RC_GTEST_PROP(Reference, MergedBranchesAreTheUnion, ()) {
 
 bool same_bits(double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }
 
-// A NaN in row `bad` of k reaches the rows that see `bad`, the gradients of the keys that those rows see, and nothing else. With detached
-// merge weights a NaN in v stays within the branches that carry it.
+// A NaN in row `bad` of k reaches the rows that see `bad`, the gradients of the keys that those rows see, and nothing
+// else. With detached merge weights a NaN in v stays within the branches that carry it.
 RC_GTEST_PROP(Reference, ANaNReachesExactlyWhoMaySeeIt, ()) {
   Problem problem = draw_problem(25);
   problem.kv_heads = problem.heads;
@@ -264,11 +268,13 @@ RC_GTEST_PROP(Reference, ANaNReachesExactlyWhoMaySeeIt, ()) {
     const bool all_branches = where != 1 || problem.pattern.gradient == Gradient::exact;
     hit_row[static_cast<std::size_t>(t)] = hit;
     for (std::size_t e = 0; e < row.key.size(); ++e)
-      if (hit && (all_branches || branches.contains(row.branch[e]))) hit_key[static_cast<std::size_t>(row.key[e])] = true;
+      if (hit && (all_branches || branches.contains(row.branch[e])))
+        hit_key[static_cast<std::size_t>(row.key[e])] = true;
   }
   const Result before = exact(problem, clean, 1);
   const Result after = exact(problem, dirty, 1);
-  const auto check = [&](const std::vector<double>& x, const std::vector<double>& y, const std::vector<bool>& hit, bool all_of_row) {
+  const auto check = [&](const std::vector<double>& x, const std::vector<double>& y, const std::vector<bool>& hit,
+                         bool all_of_row) {
     for (std::int64_t b = 0; b < problem.batch; ++b)
       for (std::int64_t t = 0; t < problem.tokens; ++t)
         for (std::int64_t j = 0; j < problem.heads; ++j)

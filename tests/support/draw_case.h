@@ -13,7 +13,10 @@
 
 namespace annulus::support {
 
-inline std::int64_t draw_between(std::int64_t low, std::int64_t high) { return *rc::gen::inRange(low, high + 1); }
+// At full size from the first draw on: RapidCheck's own inRange begins near `low`.
+inline std::int64_t draw_between(std::int64_t low, std::int64_t high) {
+  return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high + 1));
+}
 inline bool draw_bool() { return *rc::gen::arbitrary<bool>(); }
 
 // Cut at random; documents may be empty.

@@ -5,9 +5,7 @@
 // one before it has added to the same rows. The threads then follow one another through the queries, a tile apart, and the sum is the
 // same for every number of threads. Waiting is safe because the pool starts tasks in order: the one before is always on its way.
 #include <atomic>
-#include <map>
 #include <thread>
-#include <tuple>
 
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/operands.h"
@@ -24,39 +22,34 @@ constexpr std::int64_t kDone = INT64_MAX;
 // must stay below 2.5 MiB. A function of the head size alone: the order of the sums in dq depends on it.
 std::int64_t tiles_in_stretch(std::int64_t head_dim) { return std::clamp<std::int64_t>(512 / padded(head_dim), 1, 4); }
 
-// Tasks that touch disjoint rows of dq, dk and dv, so that all their groups may run at the same time.
-using Wave = std::vector<const Task*>;
-
-// Within a branch, tasks overlap only if a table gives one class to heads that lie apart: such tasks go into successive waves.
-std::vector<Wave> deal_waves(const Plan& plan) {
-  std::map<std::pair<int, std::int64_t>, Wave> waves;  // by branch, then by how often these rows came before
-  std::map<std::tuple<int, std::int64_t>, std::int64_t> seen;
-  for (const Task& task : plan.tasks) waves[{task.branch, seen[{task.branch, task.keys.first}]++}].push_back(&task);
-  std::vector<Wave> result;
-  for (auto& [key, wave] : waves) result.push_back(std::move(wave));
-  return result;
-}
-
-// One stretch of keys of one group, for all query heads that share its key/value head.
+// One stretch of keys of one group, for all query heads that share it.
 struct Item {
   const Task* task = nullptr;
   std::int64_t batch = 0;
   std::int64_t kv_head = 0;
-  std::int64_t shift = 0;    // of the group inside the task
-  std::int64_t stretch = 0;  // its number in the group
+  std::int64_t segment = 0;
+  std::int64_t class_number = 0;  // among those that the heads of kv_head take
+  std::int64_t stretch = 0;       // its number in the group
 };
 
+// The items of one branch. Their groups touch disjoint rows of dq, dk and dv, so all of them may run at the same time.
 class Items {
  public:
-  Items(const Context& context, const Wave& wave) : context_(context), wave_(wave) {
-    for (const Task* task : wave) first_.push_back(first_.back() + groups(*task) * stretches(*task));
+  Items(const Context& context, int branch) : context_(context) {
+    for (std::int64_t head = 0; head < context.problem.kv_heads; ++head) takers_.push_back(takers_of(context.problem, branch, head));
+    for (const Task& task : context.plan.tasks) {
+      if (task.branch != branch) continue;
+      tasks_.push_back(&task);
+      first_.push_back(first_.back() + context.problem.batch * context.problem.kv_heads * task.count * classes(task) * stretches(task));
+    }
   }
 
   std::int64_t count() const { return first_.back(); }
+  const std::vector<Takers>& takers(std::int64_t kv_head) const { return takers_[static_cast<std::size_t>(kv_head)]; }
 
   Item operator[](std::int64_t index) const {
     const std::int64_t t = std::upper_bound(first_.begin(), first_.end(), index) - first_.begin() - 1;
-    const Task& task = *wave_[static_cast<std::size_t>(t)];
+    const Task& task = *tasks_[static_cast<std::size_t>(t)];
     std::int64_t rest = index - first_[static_cast<std::size_t>(t)];
     const auto next = [&rest](std::int64_t size) {
       const std::int64_t digit = rest % size;
@@ -66,27 +59,45 @@ class Items {
     Item item;
     item.task = &task;
     item.stretch = next(stretches(task));  // fastest: the item before is the stretch before
-    item.shift = next(task.classes.count) * task.classes.step;
-    item.shift += next(task.segments.count) * task.segments.step;
-    item.kv_head = first_kv_head(task) + next(kv_heads(task));
+    item.class_number = next(classes(task));
+    item.segment = next(task.count);
+    item.kv_head = next(context_.problem.kv_heads);
     item.batch = rest;
     return item;
   }
 
  private:
+  // The most of any group and of any head: some items then have nothing to do.
   std::int64_t stretches(const Task& task) const {
     const std::int64_t length = tiles_in_stretch(context_.problem.head_dim) * context_.tiles.backward.key_tile;
-    return (task.keys.count + length - 1) / length;
+    const std::int64_t rows = 1 + (task.length - 1) / context_.dilation(task);
+    return (rows + length - 1) / length;
   }
-  std::int64_t first_kv_head(const Task& task) const { return context_.kv_head(task.heads.first); }
-  std::int64_t kv_heads(const Task& task) const { return context_.kv_head(task.heads.last()) - first_kv_head(task) + 1; }
-  std::int64_t groups(const Task& task) const {
-    return context_.problem.batch * kv_heads(task) * task.segments.count * task.classes.count;
+  std::int64_t classes(const Task& task) const {
+    std::int64_t most = 0;
+    for (const auto& takers : takers_) {
+      std::int64_t sum = 0;
+      for (const Takers& t : takers) sum += std::min(t.classes.count, task.length);
+      most = std::max(most, sum);
+    }
+    return most;
   }
 
   const Context& context_;
-  const Wave& wave_;
+  std::vector<std::vector<Takers>> takers_;  // of each key/value head
+  std::vector<const Task*> tasks_;
   std::vector<std::int64_t> first_{0};  // item of each task, and the total
+};
+
+// Whose turn it is to add to dq.
+struct Turns {
+  const std::atomic<std::int64_t>* before;  // how far the stretch before has come; null for the first of a group
+  std::atomic<std::int64_t>* own;
+
+  void await(std::int64_t turn) const {
+    while (before != nullptr && before->load(std::memory_order_acquire) < turn) std::this_thread::yield();
+  }
+  void pass(std::int64_t turn) const { own->store(turn, std::memory_order_release); }
 };
 
 class Stretch {
@@ -102,42 +113,49 @@ class Stretch {
     dv_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
   }
 
-  // `before`: how far the stretch before has come, null for the first one; `progress`: how far this one has.
-  void run(const Item& item, const BackwardArgs& args, const float* delta, const std::atomic<std::int64_t>* before,
-           std::atomic<std::int64_t>& progress) {
+  void run(const Item& item, const std::vector<Takers>& takers, const BackwardArgs& args, const float* delta, Turns turns) {
+    std::int64_t number = item.class_number;
+    for (const Takers& t : takers) {
+      const std::int64_t count = std::min(t.classes.count, item.task->length);
+      if (number < count) run_class(item, t.classes.first + number, t.heads, args, delta, turns);
+      number -= count;
+      if (number < 0) return;
+    }
+  }
+
+ private:
+  void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads, const BackwardArgs& args,
+                 const float* delta, Turns turns) {
     const Problem& problem = context_.problem;
-    const std::int64_t sharers = problem.heads / problem.kv_heads;
-    const Rows heads = cut(item.task->heads, item.kv_head * sharers, (item.kv_head + 1) * sharers);
-    if (heads.empty()) return;
-    const Rows all_queries = item.task->queries.shifted(item.shift);
-    const Rows keys = pack_keys(item, args);
-    const std::int64_t diagonal = diagonal_of(all_queries, keys);
-    const std::int64_t query_tiles = (all_queries.count + tiles_.query_tile - 1) / tiles_.query_tile;
-    for (std::int64_t h = 0; h < heads.count; ++h)
+    const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
+    const Rows keys = pack_keys(item, group, args);
+    if (keys.empty()) return;
+    const std::int64_t diagonal = diagonal_of(group, keys);
+    const std::int64_t query_tiles = (group.count + tiles_.query_tile - 1) / tiles_.query_tile;
+    std::int64_t turn = 0;
+    for (const std::int64_t head : heads)
       for (std::int64_t t = 0; t < query_tiles; ++t) {
+        ++turn;
         const std::int64_t first = t * tiles_.query_tile;
-        const Rows queries{all_queries[first], all_queries.stride, std::min(tiles_.query_tile, all_queries.count - first)};
+        const Rows queries{group[first], group.stride, std::min(tiles_.query_tile, group.count - first)};
         if (problem.causal && queries.count + first + diagonal <= 0) continue;  // all of these queries lie before
-        queries_.pack(args, delta, Wanted::all, item.batch, heads[h], queries);
+        queries_.pack(args, delta, Wanted::all, item.batch, head, queries);
         differentiate(problem.causal ? first + diagonal : kNoDiagonal, queries.count, keys.count);
-        const std::int64_t turn = h * query_tiles + t + 1;
-        while (before != nullptr && before->load(std::memory_order_acquire) < turn) std::this_thread::yield();
-        context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
-                                target_rows(args.dq, item.batch, heads[h], queries));
-        progress.store(turn, std::memory_order_release);
+        turns.await(turn);
+        context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale), target_rows(args.dq, item.batch, head, queries));
+        turns.pass(turn);
       }
     // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
     context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(args.dk, item.batch, item.kv_head, keys));
     context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(args.dv, item.batch, item.kv_head, keys));
-    progress.store(kDone, std::memory_order_release);
+    turns.pass(kDone);
   }
 
- private:
-  Rows pack_keys(const Item& item, const BackwardArgs& args) {
+  Rows pack_keys(const Item& item, const Rows& group, const BackwardArgs& args) {
     const std::int64_t width = padded(context_.problem.head_dim);
     const std::int64_t length = static_cast<std::int64_t>(keys_.size()) * tiles_.key_tile;
-    const Rows group = item.task->keys.shifted(item.shift);
     const std::int64_t first = item.stretch * length;
+    if (first >= group.count) return {};
     const Rows keys{group[first], group.stride, std::min(length, group.count - first)};
     for (std::int64_t j = 0; j < keys.count; j += tiles_.key_tile)
       keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(args, Wanted::all, item.batch, item.kv_head,
@@ -189,15 +207,16 @@ void backward_fused(const Context& context, const BackwardArgs& args, const Delt
   auto* progress = carver.take<std::atomic<std::int64_t>>("tiles", kWindow);
   if (carver.measuring()) return;
   for (const TensorView& view : {args.dq, args.dk, args.dv}) clear(context, view);
-  for (const Wave& wave : deal_waves(context.plan)) {
-    const Items items(context, wave);
+  for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch) {
+    const Items items(context, branch);
     for (std::int64_t begin = 0; begin < items.count(); begin += kWindow) {
       const std::int64_t count = std::min(kWindow, items.count() - begin);
       for (std::int64_t i = 0; i < count; ++i) new (progress + i) std::atomic<std::int64_t>(0);
       ThreadPool::shared().run(count, context.threads, [&](std::int64_t i, int slot) {
         const Item item = items[begin + i];
-        const std::atomic<std::int64_t>* before = item.stretch > 0 && i > 0 ? progress + i - 1 : nullptr;
-        slots[static_cast<std::size_t>(slot)].run(item, args, deltas.of_branch(item.task->branch), before, progress[i]);
+        const bool follows = item.stretch > 0 && i > 0;  // the window before has ended
+        slots[static_cast<std::size_t>(slot)].run(item, items.takers(item.kv_head), args, deltas.of_branch(branch),
+                                                  {follows ? progress + i - 1 : nullptr, progress + i});
       });
     }
   }

@@ -24,11 +24,11 @@ class SplitBlock {
   void compute_dq(const Block& block, const BackwardArgs& args, const Deltas& deltas) {
     begin(block, first_);
     for_each_task([&](const Task& task) {
-      if (!takes_part(task.heads, block_.head)) return;
-      for_each_group(task, Side::queries, block_.begin, block_.end, [&](const Rows& queries, const Rows& keys) {
+      const Classes classes = classes_of(context_.problem, task.branch, block.head);
+      for_each_group(task, context_.dilation(task), classes, rows(), context_.positions(), [&](const Rows& queries, const Rows& keys) {
         for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-          keys_.pack(args, Wanted::dq, block_.batch, context_.kv_head(block_.head), key_rows);
-          pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, queries, key_rows);
+          keys_.pack(args, Wanted::dq, block.batch, context_.kv_head(block.head), key_rows);
+          pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, block.head, queries, key_rows);
         });
       });
     });
@@ -38,22 +38,17 @@ class SplitBlock {
   // The block's head is a key/value head.
   void compute_dk_dv(const Block& block, const BackwardArgs& args, const Deltas& deltas) {
     begin(block, first_);
-    std::fill_n(second_, (block.end - block.begin) * padded(context_.problem.head_dim), 0.0f);
-    const std::int64_t sharers = context_.problem.heads / context_.problem.kv_heads;
+    std::fill_n(second_, rows().count * padded(context_.problem.head_dim), 0.0f);
     for_each_task([&](const Task& task) {
-      const Rows heads = cut(task.heads, block.head * sharers, (block.head + 1) * sharers);
-      if (heads.empty()) return;
-      for_each_group(task, Side::keys, block.begin, block.end, [&](const Rows& queries, const Rows& keys) {
-        for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-          keys_.pack(args, Wanted::dk_dv, block.batch, block.head, key_rows);
-          for (std::int64_t h = 0; h < heads.count; ++h) {
-            block_.head = heads[h];
-            pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, queries, key_rows);
-          }
+      for (const Takers& takers : takers_of(context_.problem, task.branch, block.head))
+        for_each_group(task, context_.dilation(task), takers.classes, context_.positions(), rows(), [&](const Rows& queries, const Rows& keys) {
+          for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
+            keys_.pack(args, Wanted::dk_dv, block.batch, block.head, key_rows);
+            for (const std::int64_t head : takers.heads)
+              pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, head, queries, key_rows);
+          });
         });
-      });
     });
-    block_.head = block.head;
     store(args.dk, first_, kLn2);  // packed queries carry scale * log2(e)
     store(args.dv, second_, 1.0f);
   }
@@ -69,27 +64,29 @@ class SplitBlock {
     for (std::int64_t i = 0; i < rows.count; i += tile) f(i, Rows{rows[i], rows.stride, std::min(tile, rows.count - i)});
   }
 
+  Rows rows() const { return {block_.begin, 1, block_.end - block_.begin}; }
+
   void begin(const Block& block, float* sums) {
     block_ = block;
-    std::fill_n(sums, (block.end - block.begin) * padded(context_.problem.head_dim), 0.0f);
+    std::fill_n(sums, rows().count * padded(context_.problem.head_dim), 0.0f);
   }
 
-  // The packed keys meet all these queries of head block_.head.
-  void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, const Rows& queries, const Rows& keys) {
+  // The packed keys meet all these queries of one head.
+  void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t head, const Rows& queries, const Rows& keys) {
     const std::int64_t width = padded(context_.problem.head_dim);
     const std::int64_t diagonal = diagonal_of(queries, keys);
-    for_each_tile(queries, tiles_.query_tile, [&](std::int64_t first, const Rows& rows) {
+    for_each_tile(queries, tiles_.query_tile, [&](std::int64_t first, const Rows& tile_rows) {
       DifferentiateTile tile;
       tile.diagonal = context_.problem.causal ? first + diagonal : kNoDiagonal;
-      if (rows.count + tile.diagonal <= 0) return;  // all of these queries lie before
-      queries_.pack(args, delta, wanted, block_.batch, block_.head, rows);
+      if (tile_rows.count + tile.diagonal <= 0) return;  // all of these queries lie before
+      queries_.pack(args, delta, wanted, block_.batch, head, tile_rows);
       queries_.enter(tile);
       keys_.enter(tile);
       tile.head_dim = context_.problem.head_dim;
       tile.scratch = scratch_;
       if (wanted == Wanted::dq) {
-        tile.dq = first_ + (rows.first - block_.begin) * width;
-        tile.dq_step = rows.stride;
+        tile.dq = first_ + (tile_rows.first - block_.begin) * width;
+        tile.dq_step = tile_rows.stride;
       } else {
         tile.dk = first_ + (keys.first - block_.begin) * width;
         tile.dv = second_ + (keys.first - block_.begin) * width;
@@ -100,9 +97,8 @@ class SplitBlock {
   }
 
   void store(const TensorView& view, const float* sums, float factor) {
-    const Rows rows{block_.begin, 1, block_.end - block_.begin};
-    std::fill_n(factors_, rows.count, factor);
-    context_.tiles.store_rows(sums, rows.count, factors_, target_rows(view, block_.batch, block_.head, rows));
+    std::fill_n(factors_, rows().count, factor);
+    context_.tiles.store_rows(sums, rows().count, factors_, target_rows(view, block_.batch, block_.head, rows()));
   }
 
   const Context& context_;

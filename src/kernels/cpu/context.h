@@ -5,6 +5,7 @@
 
 #include "annulus/problem.h"
 #include "kernels/cpu/tiles.h"
+#include "plan/phase.h"
 #include "plan/plan.h"
 
 namespace annulus::cpu {
@@ -15,6 +16,8 @@ struct Context {
   const Tiles& tiles;
   int threads;
 
+  Rows positions() const { return {0, 1, problem.tokens}; }
+  std::int64_t dilation(const Task& task) const { return problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation; }
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads / problem.kv_heads); }
   float scale_log2() const { return static_cast<float>(*problem.scale * 1.4426950408889634); }
   float output_scale() const { return static_cast<float>(problem.pattern.output_scale); }

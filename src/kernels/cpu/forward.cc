@@ -43,10 +43,11 @@ void QueryBlock::begin(const Block& block) {
 }
 
 void QueryBlock::attend(const Task& task, const ForwardArgs& args) {
-  if (!takes_part(task.heads, block_.head)) return;
-  for_each_group(task, Side::queries, block_.begin, block_.end, [&](const Rows& queries, const Rows& keys) {
+  const Classes classes = classes_of(context_.problem, task.branch, block_.head);
+  const Rows block_rows{block_.begin, 1, rows()};
+  for_each_group(task, context_.dilation(task), classes, block_rows, context_.positions(), [&](const Rows& queries, const Rows& keys) {
     attend_group(queries, keys, args);
-    if (task.zero_keys > 0) add_zero_keys(queries, task.zero_keys);
+    if (task.padded_rows > keys.count) add_zero_keys(queries, task.padded_rows - keys.count);
   });
 }
 

@@ -1,0 +1,324 @@
+// Every ordered pair of ranks has a box. The sender lays its send in, the receiver its receive; whoever comes second
+// compares the two, and the receiver copies when it next polls or waits. All of it is guarded by one mutex a group,
+// but for the copying itself; a message is thousands of rows, so the mutex is hardly ever contended.
+//
+// Nobody may touch a rank's memory after its call has thrown. Copies go by chunks, stop when the group fails, and a
+// rank that gives up waits for the chunk under way.
+#include "transport/threads.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include "transport/gather.h"
+#include "transport/trouble.h"
+#include "transport/vigil.h"
+
+namespace annulus {
+namespace {
+
+using Clock = Vigil::Clock;
+using Lock = std::unique_lock<std::mutex>;
+
+constexpr std::size_t kChunkBytes = std::size_t{1} << 20;  // some 100 us: how long a rank that gives up may have to wait
+
+struct Box {
+  const Send* send = nullptr;  // both are members of their ranks' exchanges under way
+  const Receive* receive = nullptr;
+  Frame sent, expected;
+  bool copying = false;
+};
+
+struct Member {
+  std::condition_variable news;                       // for the member's own threads, with Group::mutex
+  std::atomic<bool> has_news{false};                  // `ready` has something, or the group has failed
+  std::atomic<int> under_way{0};                      // transfers of its exchange
+  std::atomic<Clock::time_point> called{Clock::now()};  // last
+  std::vector<int> ready;                             // ranks whose message lies ready to be copied
+  Report report;
+  Clock::time_point reported{};
+  bool left = false;
+};
+
+struct Group {
+  explicit Group(int size) : members(static_cast<std::size_t>(size)), boxes(members.size() * members.size()) {}
+
+  Member& member(int rank) { return members[static_cast<std::size_t>(rank)]; }
+  Box& box(int from, int to) {
+    return boxes[static_cast<std::size_t>(from) * members.size() + static_cast<std::size_t>(to)];
+  }
+
+  // The first failure is the one that everybody hears of.
+  void fail(const std::string& text) {
+    if (failed) return;
+    failure = text;
+    failed = true;
+    wake_all();
+  }
+
+  void wake_all() {
+    for (Member& each : members) {
+      each.has_news = true;
+      each.news.notify_all();
+    }
+  }
+
+  std::mutex mutex;  // guards everything here, except what is atomic
+  std::deque<Member> members;
+  std::vector<Box> boxes;  // [from, to]
+  std::atomic<bool> failed{false};
+  std::string failure;
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<Group> group, int rank, const TransportOptions& options)
+      : group_(std::move(group)), rank_(rank), options_(options), vigil_(size(), options.timeout) {}
+  ~ThreadTransport() override;
+
+  std::string_view name() const override { return "threads"; }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(group_->members.size()); }
+
+  void post(const Exchange& exchange) override;
+  bool poll() override;
+  void wait() override;
+  std::vector<std::string> all_gather(const std::string& text) override;
+  void abort(const std::string& reason) noexcept override;
+
+ private:
+  Member& self() { return group_->member(rank_); }
+  void begin(const Exchange& exchange, Lock& lock);
+  void match(int from, int to);
+  void copy_ready(Lock& lock);
+  bool copy(const Send& send, const Receive& receive) const;
+  void finish(Lock& lock);
+  std::vector<int> unfinished_peers();
+  void look_around(Lock& lock);
+  void check_failure(Lock& lock);
+  void withdraw(Lock& lock);
+
+  std::shared_ptr<Group> group_;
+  int rank_;
+  TransportOptions options_;
+  std::mutex turn_;    // one thread of this rank at a time; taken before the group's mutex
+  Exchange exchange_;  // under way; changed with the group's mutex held
+  Frame at_;
+  Vigil vigil_;
+};
+
+ThreadTransport::~ThreadTransport() {
+  Lock lock(group_->mutex);
+  if (self().under_way > 0 && !group_->failed) group_->fail(left_unfinished(rank_, at_));
+  withdraw(lock);
+  self().left = true;
+  group_->wake_all();
+}
+
+void ThreadTransport::post(const Exchange& exchange) {
+  check_exchange(exchange, rank_, size());
+  {
+    const std::lock_guard turn(turn_);
+    Lock lock(group_->mutex);
+    begin(exchange, lock);
+    for (const Send& send : exchange.sends)
+      if (send.peer != rank_) sent_bytes_ += total_bytes(send.blocks);
+  }
+  if (options_.blocking) wait();
+}
+
+void ThreadTransport::begin(const Exchange& exchange, Lock& lock) {
+  self().called = Clock::now();
+  check_failure(lock);
+  if (self().under_way > 0)
+    throw InvalidArgument("one exchange is under way at a time; got step " + std::to_string(exchange.step) +
+                          " while step " + std::to_string(at_.step) + " is not finished: call wait() first");
+  exchange_ = exchange;
+  std::erase_if(exchange_.sends, [](const Send& send) { return total_bytes(send.blocks) == 0; });
+  std::erase_if(exchange_.receives, [](const Receive& receive) { return receive.bytes.empty(); });
+  at_ = {exchange.plan, exchange.step, 0};
+  self().under_way = static_cast<int>(exchange_.sends.size() + exchange_.receives.size());
+  for (const Send& send : exchange_.sends) {
+    Box& box = group_->box(rank_, send.peer);
+    box.send = &send;
+    box.sent = {at_.plan, at_.step, total_bytes(send.blocks)};
+    match(rank_, send.peer);
+  }
+  for (const Receive& receive : exchange_.receives) {
+    Box& box = group_->box(receive.peer, rank_);
+    box.receive = &receive;
+    box.expected = {at_.plan, at_.step, static_cast<std::int64_t>(receive.bytes.size())};
+    match(receive.peer, rank_);
+  }
+  check_failure(lock);
+}
+
+void ThreadTransport::match(int from, int to) {
+  const Box& box = group_->box(from, to);
+  if (box.send == nullptr || box.receive == nullptr) return;
+  if (box.sent != box.expected) return group_->fail(disagreement(from, box.sent, to, box.expected));
+  Member& receiver = group_->member(to);
+  receiver.ready.push_back(from);
+  receiver.has_news = true;
+  receiver.news.notify_all();
+}
+
+bool ThreadTransport::poll() {
+  self().called = Clock::now();
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn) return false;  // another thread of this rank is at it
+  const bool told_to_stop = options_.stop != nullptr && *options_.stop;
+  if (self().has_news || told_to_stop) {
+    Lock lock(group_->mutex);
+    check_failure(lock);
+    copy_ready(lock);
+  }
+  return self().under_way == 0;
+}
+
+void ThreadTransport::wait() {
+  const std::lock_guard turn(turn_);
+  Lock lock(group_->mutex);
+  finish(lock);
+}
+
+void ThreadTransport::finish(Lock& lock) {
+  const auto slice = std::clamp<Clock::duration>(options_.timeout / 16, std::chrono::milliseconds(1),
+                                                 std::chrono::milliseconds(100));
+  vigil_.begin(Clock::now());
+  for (;;) {
+    check_failure(lock);
+    copy_ready(lock);
+    const int under_way = self().under_way;
+    if (under_way == 0) break;
+    look_around(lock);
+    self().news.wait_for(lock, slice, [&] { return self().has_news || self().under_way < under_way; });
+    if (self().under_way < under_way) vigil_.moved(Clock::now());
+  }
+  self().report = {.step = at_.step};
+  self().called = Clock::now();
+}
+
+void ThreadTransport::copy_ready(Lock& lock) {
+  while (!self().ready.empty()) {
+    const int source = self().ready.back();
+    self().ready.pop_back();
+    Box& box = group_->box(source, rank_);
+    box.copying = true;
+    lock.unlock();
+    const bool whole = copy(*box.send, *box.receive);
+    lock.lock();
+    box.copying = false;
+    group_->member(source).news.notify_all();
+    self().news.notify_all();
+    check_failure(lock);
+    if (!whole) continue;
+    if (source != rank_ && at_.plan != kGatherPlan) received_bytes_ += box.expected.bytes;
+    box = {};
+    --self().under_way;
+    --group_->member(source).under_way;
+    vigil_.moved(Clock::now());
+  }
+  self().has_news = group_->failed.load();
+}
+
+// False when the group failed meanwhile.
+bool ThreadTransport::copy(const Send& send, const Receive& receive) const {
+  PackCursor cursor(send.blocks);
+  for (std::span left = receive.bytes; !left.empty();) {
+    if (group_->failed) return false;
+    const std::size_t chunk = std::min(left.size(), kChunkBytes);
+    cursor.pack(left.first(chunk));
+    left = left.subspan(chunk);
+  }
+  return true;
+}
+
+std::vector<int> ThreadTransport::unfinished_peers() {
+  std::vector<int> peers;
+  for (const Send& send : exchange_.sends)
+    if (group_->box(rank_, send.peer).send == &send) peers.push_back(send.peer);
+  for (const Receive& receive : exchange_.receives)
+    if (group_->box(receive.peer, rank_).receive == &receive) peers.push_back(receive.peer);
+  std::erase(peers, rank_);
+  return peers;
+}
+
+// How are those that this rank waits for?
+void ThreadTransport::look_around(Lock& lock) {
+  const auto now = Clock::now();
+  const std::vector<int> peers = unfinished_peers();
+  for (const int peer : peers) {
+    const Member& other = group_->member(peer);
+    Report report = other.report;
+    if (report.waiting) {
+      report.still += now - other.reported;
+      vigil_.hear(peer, report, now);
+    } else {
+      vigil_.hear(peer, report, other.called);
+    }
+    if (other.left) vigil_.leave(peer);
+  }
+  self().report = vigil_.report(peers, at_.step, now);
+  self().reported = now;
+
+  const Vigil::Verdict verdict = vigil_.judge(peers, now);
+  if (verdict.finding == Vigil::Finding::patience) return;
+  const std::string text = describe(verdict, vigil_.last_report(verdict.peer), rank_, at_, options_.timeout);
+  if (verdict.finding != Vigil::Finding::slow) return group_->fail(text);
+  if (!options_.warn) return;
+  lock.unlock();
+  options_.warn(text);
+  lock.lock();
+}
+
+void ThreadTransport::check_failure(Lock& lock) {
+  if (options_.stop != nullptr && *options_.stop) group_->fail(gave_up(rank_, at_, "it was told to stop"));
+  if (!group_->failed) return;
+  withdraw(lock);
+  throw TransportError(group_->failure);
+}
+
+// Takes everything of this rank out of the boxes. Nobody begins to copy in a group that has failed.
+void ThreadTransport::withdraw(Lock& lock) {
+  const auto leave_box = [&](Box& box, auto item, const auto* own) {
+    self().news.wait(lock, [&] { return !box.copying; });
+    if (box.*item == own) box.*item = nullptr;
+  };
+  for (const Send& send : exchange_.sends) leave_box(group_->box(rank_, send.peer), &Box::send, &send);
+  for (const Receive& receive : exchange_.receives)
+    leave_box(group_->box(receive.peer, rank_), &Box::receive, &receive);
+  self().under_way = 0;
+}
+
+std::vector<std::string> ThreadTransport::all_gather(const std::string& text) {
+  const std::lock_guard turn(turn_);
+  return gather_texts(rank_, size(), text, [this](const Exchange& round) {
+    Lock lock(group_->mutex);
+    begin(round, lock);
+    finish(lock);
+  });
+}
+
+void ThreadTransport::abort(const std::string& reason) noexcept {
+  Lock lock(group_->mutex);
+  try {
+    group_->fail(gave_up(rank_, at_, reason));
+  } catch (...) {  // no memory for the text: the short form fits into a string as it is
+    group_->fail("gave up");
+  }
+  withdraw(lock);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_thread_group(int size, const TransportOptions& options) {
+  if (size < 1) throw InvalidArgument("a group has 1 rank or more; got " + std::to_string(size));
+  const auto group = std::make_shared<Group>(size);
+  std::vector<std::unique_ptr<Transport>> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(std::make_unique<ThreadTransport>(group, rank, options));
+  return ranks;
+}
+
+}  // namespace annulus

@@ -1,0 +1,29 @@
+// Where the conformance suite runs: something that makes a group and calls a function for each rank of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace annulus {
+
+class Ranks {
+ public:
+  using Body = std::function<void(std::unique_ptr<Transport>)>;
+
+  virtual ~Ranks() = default;
+  virtual int size() const = 0;
+  // Makes a group, calls `body` once for every rank that lives in this process, and returns when all ranks are through.
+  virtual void run(const TransportOptions& options, const Body& body) = 0;
+};
+
+struct RanksParam {
+  std::string name;
+  std::function<std::unique_ptr<Ranks>()> make;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const RanksParam& param) { return out << param.name; }
+
+}  // namespace annulus
