@@ -15,11 +15,12 @@ constexpr std::size_t kAlignment = 64;
 class OwnWorkspace {
  public:
   explicit OwnWorkspace(std::size_t bytes) : bytes_(bytes) {
-    data_ = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow));
+    data_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow));
     if (data_ == nullptr)
-      throw OutOfMemory("the workspace needs " + std::to_string(bytes) + " bytes; the system has no more: use fewer threads or tokens");
+      throw OutOfMemory("the workspace needs " + std::to_string(bytes) +
+                        " bytes; the system has no more: use fewer threads or tokens");
   }
-  ~OwnWorkspace() { ::operator delete(data_, std::align_val_t{kAlignment}); }
+  ~OwnWorkspace() { ::operator delete (data_, std::align_val_t{kAlignment}); }
   OwnWorkspace(const OwnWorkspace&) = delete;
   OwnWorkspace& operator=(const OwnWorkspace&) = delete;
 
@@ -42,7 +43,9 @@ struct Attention::Impl {
   Impl(const Problem& given, const Options& options)
       : problem(resolve(given)), plan(make_plan(problem)), kernels(make_cpu_kernels(problem, plan, options)) {}
 
-  std::size_t workspace_bytes(Pass pass) const { return static_cast<std::size_t>(total_bytes(kernels->workspace(pass))); }
+  std::size_t workspace_bytes(Pass pass) const {
+    return static_cast<std::size_t>(total_bytes(kernels->workspace(pass)));
+  }
 
   template <class Args, class Run>
   void run(Args args, Pass pass, Run run) const {
@@ -54,7 +57,8 @@ struct Attention::Impl {
   }
 };
 
-Attention::Attention(const Problem& problem, const Options& options) : impl_(std::make_unique<Impl>(problem, options)) {}
+Attention::Attention(const Problem& problem, const Options& options)
+    : impl_(std::make_unique<Impl>(problem, options)) {}
 Attention::~Attention() = default;
 Attention::Attention(Attention&&) noexcept = default;
 Attention& Attention::operator=(Attention&&) noexcept = default;
@@ -95,7 +99,8 @@ std::vector<MemoryComponent> Attention::memory(Pass pass) const {
   const std::int64_t row_bytes = problem.head_dim * size_of(problem.dtype);
   const std::int64_t of_q = rows * problem.heads * row_bytes;
   const std::int64_t of_k = rows * problem.kv_heads * row_bytes;
-  std::vector<MemoryComponent> result{{"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", rows * problem.heads * 4}};
+  std::vector<MemoryComponent> result{
+      {"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", rows * problem.heads * 4}};
   if (pass == Pass::backward)
     for (const MemoryComponent& gradient : {MemoryComponent{"dout", of_q}, {"dq", of_q}, {"dk", of_k}, {"dv", of_k}})
       result.push_back(gradient);

@@ -21,9 +21,10 @@ bool is_empty(const Shape& shape) { return std::find(shape.begin(), shape.end(),
 
 void check_aligned(const char* name, const void* data, std::int64_t alignment) {
   if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(alignment) != 0)
-    throw InvalidArgument(std::string(name) + " must be aligned to " + std::to_string(alignment) + " bytes; got an address " +
-                          std::to_string(reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(alignment)) +
-                          " bytes behind: move it");
+    throw InvalidArgument(
+        std::string(name) + " must be aligned to " + std::to_string(alignment) + " bytes; got an address " +
+        std::to_string(reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(alignment)) +
+        " bytes behind: move it");
 }
 
 // Elements from the first to one behind the last.
@@ -33,7 +34,8 @@ std::int64_t extent(const Shape& shape, const Shape& stride, std::size_t from) {
   return last + 1;
 }
 
-// Whether two of the view's own elements may share memory: sorted by stride, each axis must step over all of the finer ones.
+// Whether two of the view's own elements may share memory: sorted by stride, each axis must step over all of the finer
+// ones.
 bool folds_onto_itself(const Shape& shape, const Shape& stride) {
   std::array<std::size_t, 4> axes{0, 1, 2, 3};
   std::sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
@@ -51,23 +53,26 @@ bool folds_onto_itself(const Shape& shape, const Shape& stride) {
 void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written) {
   const Shape wanted{problem_.batch, problem_.tokens, heads, problem_.head_dim};
   if (view.shape != wanted)
-    throw InvalidArgument(std::string(name) + " must have the problem's shape [batch, tokens, heads, head_dim] = " + text(wanted) +
-                          "; got " + text(view.shape) + ": pass the tensor that the problem describes");
+    throw InvalidArgument(std::string(name) + " must have the problem's shape [batch, tokens, heads, head_dim] = " +
+                          text(wanted) + "; got " + text(view.shape) + ": pass the tensor that the problem describes");
   if (view.dtype != problem_.dtype)
-    throw InvalidArgument(std::string(name) + " must have the problem's dtype " + std::string(annulus::name(problem_.dtype)) + "; got " +
+    throw InvalidArgument(std::string(name) + " must have the problem's dtype " +
+                          std::string(annulus::name(problem_.dtype)) + "; got " +
                           std::string(annulus::name(view.dtype)) + ": convert it or change the problem");
   if (is_empty(wanted)) return;
-  if (view.data == nullptr) throw InvalidArgument(std::string(name) + " must point to memory; got null: pass the tensor's data");
+  if (view.data == nullptr)
+    throw InvalidArgument(std::string(name) + " must point to memory; got null: pass the tensor's data");
   if (view.shape[3] > 1 && view.stride[3] != 1)
     throw InvalidArgument("the elements of one head of " + std::string(name) + " must be contiguous; got a stride of " +
                           std::to_string(view.stride[3]) + ": copy the tensor");
   for (std::size_t i = 0; i < 3; ++i)
     if (view.stride[i] < 0)
-      throw InvalidArgument("strides of " + std::string(name) + " must not be negative; got " + text(view.stride) + ": copy the tensor");
+      throw InvalidArgument("strides of " + std::string(name) + " must not be negative; got " + text(view.stride) +
+                            ": copy the tensor");
   check_aligned(name, view.data, size_of(view.dtype));
   if (written && folds_onto_itself(view.shape, view.stride))
-    throw InvalidArgument("no two elements of the output " + std::string(name) + " may share memory; got strides " + text(view.stride) +
-                          " for shape " + text(view.shape) + ": use larger strides");
+    throw InvalidArgument("no two elements of the output " + std::string(name) + " may share memory; got strides " +
+                          text(view.stride) + " for shape " + text(view.shape) + ": use larger strides");
   const auto* begin = static_cast<const std::byte*>(view.data);
   const std::int64_t size = size_of(view.dtype);
   Region region{name, begin, begin + extent(view.shape, view.stride, 0) * size, 0, 0, written};
@@ -78,16 +83,20 @@ void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::in
   regions_.push_back(region);
 }
 
-void ArgumentChecks::input(const char* name, const ConstTensorView& tensor, std::int64_t heads) { view(name, tensor, heads, false); }
-void ArgumentChecks::output(const char* name, const TensorView& tensor, std::int64_t heads) { view(name, tensor, heads, true); }
+void ArgumentChecks::input(const char* name, const ConstTensorView& tensor, std::int64_t heads) {
+  view(name, tensor, heads, false);
+}
+void ArgumentChecks::output(const char* name, const TensorView& tensor, std::int64_t heads) {
+  view(name, tensor, heads, true);
+}
 void ArgumentChecks::input(const char* name, std::span<const float> lse) { lse_rows(name, lse, false); }
 void ArgumentChecks::output(const char* name, std::span<const float> lse) { lse_rows(name, lse, true); }
 
 void ArgumentChecks::lse_rows(const char* name, std::span<const float> lse, bool written) {
   const std::int64_t wanted = problem_.batch * problem_.heads * problem_.tokens;
   if (static_cast<std::int64_t>(lse.size()) != wanted)
-    throw InvalidArgument(std::string(name) + " must have batch * heads * tokens = " + std::to_string(wanted) + " elements; got " +
-                          std::to_string(lse.size()) + ": pass a buffer of that size");
+    throw InvalidArgument(std::string(name) + " must have batch * heads * tokens = " + std::to_string(wanted) +
+                          " elements; got " + std::to_string(lse.size()) + ": pass a buffer of that size");
   if (lse.empty()) return;
   check_aligned(name, lse.data(), 4);
   const auto bytes = std::as_bytes(lse);

@@ -9,9 +9,11 @@
 
 namespace annulus {
 
-// Calls f(queries, keys) for every group of the task in these classes that has both queries and keys among the given ones.
+// Calls f(queries, keys) for every group of the task in these classes that has both queries and keys among the given
+// ones.
 template <class F>
-void for_each_group(const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries, const Rows& keys, F f) {
+void for_each_group(const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries,
+                    const Rows& keys, F f) {
   if (queries.empty() || keys.empty()) return;
   // Segments that reach at least to the later first row and begin at most at the earlier last one.
   const std::int64_t first_row = std::max(queries.first, keys.first) - task.begin;

@@ -1,5 +1,5 @@
-// The yardstick: how many FLOP/s the cores can do at most, measured by independent chains of the very instruction that the
-// kernels live on. A benchmark that does not measure its own peak in the same run cannot say how good it is.
+// The yardstick: how many FLOP/s the cores can do at most, measured by independent chains of the very instruction that
+// the kernels live on. A benchmark that does not measure its own peak in the same run cannot say how good it is.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ struct Peak {
   std::string instruction;  // "fp32 FMA, 16 lanes", "bf16 dot, 32 lanes"
 };
 
-// Best of several short rounds, on `threads` threads at once. For fp16, and for bf16 where the instruction set has no dot product,
-// the sums are fp32 FMAs.
+// Best of several short rounds, on `threads` threads at once. For fp16, and for bf16 where the instruction set has no
+// dot product, the sums are fp32 FMAs.
 Peak measure_peak(const std::string& instruction_set, DType dtype, int threads);
 
 }  // namespace annulus

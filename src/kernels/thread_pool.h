@@ -1,7 +1,8 @@
 // The threads of the process, shared by whatever ranks live in it.
 //
-// The caller always works on its own job; idle helpers take tasks from any job, round robin, so unequal ranks balance. No job needs a
-// helper to make progress. Tasks of a job start in order of their index, so a task may wait for one with a smaller index.
+// The caller always works on its own job; idle helpers take tasks from any job, round robin, so unequal ranks balance.
+// No job needs a helper to make progress. Tasks of a job start in order of their index, so a task may wait for one with
+// a smaller index.
 #pragma once
 
 #include <condition_variable>
@@ -26,7 +27,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Calls f for every index in [0, count) on at most `width` threads, this one included. The first exception is rethrown here.
+  // Calls f for every index in [0, count) on at most `width` threads, this one included. The first exception is
+  // rethrown here.
   void run(std::int64_t count, int width, const Body& f);
 
  private:

@@ -14,10 +14,12 @@ class Carver {
  public:
   explicit Carver(std::byte* memory = nullptr) : memory_(memory) {}
 
-  // `count` objects from the next multiple of kAlignment on; null while measuring. Parts of one component need not lie together.
+  // `count` objects from the next multiple of kAlignment on; null while measuring. Parts of one component need not lie
+  // together.
   template <class T>
   T* take(const std::string& component, std::int64_t count) {
-    const std::int64_t bytes = (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    const std::int64_t bytes =
+        (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
     std::byte* start = memory_ == nullptr ? nullptr : memory_ + used_;
     used_ += bytes;
     if (components_.empty() || components_.back().name != component) components_.push_back({component, 0});

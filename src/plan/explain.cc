@@ -25,12 +25,13 @@ std::string text(const Task& task) {
 std::string explain(const Plan& plan, const Problem& problem) {
   std::ostringstream out;
   out << problem.tokens << " tokens, " << problem.heads << " heads (" << problem.kv_heads << " for keys and values) of "
-      << problem.head_dim << ", batch " << problem.batch << ", " << name(problem.dtype) << (problem.causal ? ", causal" : "")
-      << ", phase " << name(problem.pattern.phase) << ", gradient " << name(problem.pattern.gradient) << "\n";
+      << problem.head_dim << ", batch " << problem.batch << ", " << name(problem.dtype)
+      << (problem.causal ? ", causal" : "") << ", phase " << name(problem.pattern.phase) << ", gradient "
+      << name(problem.pattern.gradient) << "\n";
   for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
     const Branch& branch = problem.pattern.branches[i];
-    out << "branch " << i << ": segment " << branch.segment << ", dilation " << branch.dilation << ", heads [" << branch.first_head
-        << ", " << branch.first_head + branch.head_count << ")\n";
+    out << "branch " << i << ": segment " << branch.segment << ", dilation " << branch.dilation << ", heads ["
+        << branch.first_head << ", " << branch.first_head + branch.head_count << ")\n";
   }
   out << plan.spans.size() << (plan.spans.size() == 1 ? " document, " : " documents, ") << plan.tasks.size()
       << (plan.tasks.size() == 1 ? " task" : " tasks") << ", " << count_pairs(problem) << " pairs\n";

@@ -24,8 +24,9 @@ constexpr NameTable<DType, 3> kDTypes{{{DType::fp32, "fp32"}, {DType::bf16, "bf1
 void deal_heads(Pattern& pattern, std::int64_t heads) {
   const auto branch_count = static_cast<std::int64_t>(pattern.branches.size());
   if (branch_count > heads)
-    throw InvalidArgument("the preset head_groups needs at least one head a branch; got " + std::to_string(branch_count) +
-                          " branches and " + std::to_string(heads) + " heads: use fewer branches or another preset");
+    throw InvalidArgument("the preset head_groups needs at least one head a branch; got " +
+                          std::to_string(branch_count) + " branches and " + std::to_string(heads) +
+                          " heads: use fewer branches or another preset");
   std::int64_t first = 0;
   for (std::int64_t i = 0; i < branch_count; ++i) {
     Branch& branch = pattern.branches[static_cast<std::size_t>(i)];

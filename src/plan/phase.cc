@@ -27,7 +27,8 @@ std::vector<Takers> takers_of(const Problem& problem, int branch, std::int64_t k
   for (std::int64_t head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
     const Classes classes = classes_of(problem, branch, head);
     if (classes.count == 0) continue;
-    const auto same = std::find_if(result.begin(), result.end(), [&](const Takers& takers) { return takers.classes == classes; });
+    const auto same =
+        std::find_if(result.begin(), result.end(), [&](const Takers& takers) { return takers.classes == classes; });
     if (same != result.end())
       same->heads.push_back(head);
     else

@@ -6,7 +6,8 @@ namespace annulus {
 namespace {
 
 // Section 5: rows that torchscale's padding fills a class up to. Only short last segments have such rows.
-std::int64_t padded_rows(const Problem& problem, const Branch& branch, std::int64_t length, std::int64_t document_length) {
+std::int64_t padded_rows(const Problem& problem, const Branch& branch, std::int64_t length,
+                         std::int64_t document_length) {
   if (!problem.pattern.pad_like_torchscale || problem.causal || length >= branch.segment) return 0;
   return 1 + (std::min(branch.segment, document_length) - 1) / branch.dilation;
 }
@@ -30,7 +31,8 @@ Plan make_plan(const Problem& problem) {
     const std::int64_t end = problem.documents[d + 1];
     if (begin == end) continue;
     const auto first_task = static_cast<std::int64_t>(plan.tasks.size());
-    for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) add_document(problem, static_cast<int>(i), begin, end, plan.tasks);
+    for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i)
+      add_document(problem, static_cast<int>(i), begin, end, plan.tasks);
     plan.spans.push_back({begin, end, first_task, static_cast<std::int64_t>(plan.tasks.size())});
   }
   return plan;

@@ -19,7 +19,8 @@ using std::to_string;
 }
 
 void check_at_least(const char* what, std::int64_t value, std::int64_t least) {
-  if (value < least) refuse(std::string(what) + " must be at least " + to_string(least), to_string(value), "give a larger one");
+  if (value < least)
+    refuse(std::string(what) + " must be at least " + to_string(least), to_string(value), "give a larger one");
 }
 
 void check_sizes(const Problem& problem) {
@@ -29,37 +30,46 @@ void check_sizes(const Problem& problem) {
   check_at_least("kv_heads", problem.kv_heads, 1);
   check_at_least("head_dim", problem.head_dim, 1);
   if (problem.heads % problem.kv_heads != 0)
-    refuse("heads must be a multiple of kv_heads", to_string(problem.heads) + " heads and " + to_string(problem.kv_heads) + " kv_heads",
+    refuse("heads must be a multiple of kv_heads",
+           to_string(problem.heads) + " heads and " + to_string(problem.kv_heads) + " kv_heads",
            "choose kv_heads that divides heads");
   // Offsets are counted in bytes in 64 bits, with room for sums of a few of them.
   const double bytes = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.tokens) *
                        static_cast<double>(problem.heads) * static_cast<double>(problem.head_dim);
   if (bytes > 0x1p60) refuse("batch * tokens * heads * head_dim must stay below 2^58", "more", "give smaller sizes");
-  if (problem.tokens > (std::int64_t{1} << 60)) refuse("tokens must be at most 2^60", to_string(problem.tokens), "give fewer");
+  if (problem.tokens > (std::int64_t{1} << 60))
+    refuse("tokens must be at most 2^60", to_string(problem.tokens), "give fewer");
   (void)name(problem.dtype);
-  if (!std::isfinite(*problem.scale)) refuse("scale must be finite", to_string(*problem.scale), "leave it out for 1 / sqrt(head_dim)");
+  if (!std::isfinite(*problem.scale))
+    refuse("scale must be finite", to_string(*problem.scale), "leave it out for 1 / sqrt(head_dim)");
 }
 
 void check_branch(const Branch& branch, std::size_t index, const Problem& problem) {
   const std::string where = " of branch " + to_string(index);
-  if (branch.segment < 1) refuse("the segment length" + where + " must be at least 1", to_string(branch.segment), "give a larger one");
-  if (branch.dilation < 1) refuse("the dilation" + where + " must be at least 1", to_string(branch.dilation), "give a larger one");
+  if (branch.segment < 1)
+    refuse("the segment length" + where + " must be at least 1", to_string(branch.segment), "give a larger one");
+  if (branch.dilation < 1)
+    refuse("the dilation" + where + " must be at least 1", to_string(branch.dilation), "give a larger one");
   if (branch.first_head < 0 || branch.head_count < 0 || branch.first_head > problem.heads ||
       branch.head_count > problem.heads - branch.first_head)
     refuse("the heads" + where + " must lie in [0, " + to_string(problem.heads) + ")",
-           "first_head " + to_string(branch.first_head) + ", head_count " + to_string(branch.head_count), "shorten the range");
+           "first_head " + to_string(branch.first_head) + ", head_count " + to_string(branch.head_count),
+           "shorten the range");
   if (problem.pattern.phase != Phase::table) {
     if (!branch.classes.empty())
-      refuse("classes are for the phase rule table alone", "classes" + where + " with " + std::string(name(problem.pattern.phase)),
+      refuse("classes are for the phase rule table alone",
+             "classes" + where + " with " + std::string(name(problem.pattern.phase)),
              "leave them out or use the rule table");
     return;
   }
   if (branch.classes.size() != static_cast<std::size_t>(branch.head_count))
-    refuse("the table" + where + " needs one class a head", to_string(branch.classes.size()) + " classes for " + to_string(branch.head_count) + " heads",
+    refuse("the table" + where + " needs one class a head",
+           to_string(branch.classes.size()) + " classes for " + to_string(branch.head_count) + " heads",
            "give as many classes as heads");
   for (const std::int64_t phase_class : branch.classes)
     if (phase_class < 0 || phase_class >= branch.dilation)
-      refuse("a class" + where + " must lie in [0, " + to_string(branch.dilation) + ")", to_string(phase_class), "use a class below the dilation");
+      refuse("a class" + where + " must lie in [0, " + to_string(branch.dilation) + ")", to_string(phase_class),
+             "use a class below the dilation");
 }
 
 void check_documents(const Problem& problem) {
@@ -68,7 +78,8 @@ void check_documents(const Problem& problem) {
   if (bounds.front() != 0) refuse("cu_seqlens must begin with 0", to_string(bounds.front()), remedy);
   for (std::size_t i = 1; i < bounds.size(); ++i)
     if (bounds[i] < bounds[i - 1])
-      refuse("cu_seqlens must not fall", to_string(bounds[i - 1]) + " before " + to_string(bounds[i]) + " at index " + to_string(i), remedy);
+      refuse("cu_seqlens must not fall",
+             to_string(bounds[i - 1]) + " before " + to_string(bounds[i]) + " at index " + to_string(i), remedy);
   if (bounds.back() != problem.tokens)
     refuse("cu_seqlens must end with tokens = " + to_string(problem.tokens), to_string(bounds.back()), remedy);
 }
@@ -82,13 +93,16 @@ Problem resolve(Problem problem) {
   if (problem.documents.empty()) problem.documents = {0, problem.tokens};
   check_documents(problem);
   Pattern& pattern = problem.pattern;
-  if (pattern.branches.empty()) refuse("a pattern has at least one branch", "none", "give segment lengths and dilations");
+  if (pattern.branches.empty())
+    refuse("a pattern has at least one branch", "none", "give segment lengths and dilations");
   (void)name(pattern.phase);
   (void)name(pattern.gradient);
-  if (!std::isfinite(pattern.output_scale)) refuse("output_scale must be finite", to_string(pattern.output_scale), "use 1");
+  if (!std::isfinite(pattern.output_scale))
+    refuse("output_scale must be finite", to_string(pattern.output_scale), "use 1");
   for (std::size_t i = 0; i < pattern.branches.size(); ++i) {
     Branch& branch = pattern.branches[i];
-    if (branch.head_count == kAllHeads) branch.head_count = std::max<std::int64_t>(problem.heads - branch.first_head, 0);
+    if (branch.head_count == kAllHeads)
+      branch.head_count = std::max<std::int64_t>(problem.heads - branch.first_head, 0);
     check_branch(branch, i, problem);
   }
   return problem;

@@ -56,11 +56,12 @@ Rows intersect(const Rows& a, const Rows& b) {
   const std::int64_t common = std::gcd(a.stride, b.stride);
   const std::int64_t distance = b.first - a.first;
   if (distance % common != 0) return {};
-  // a.first + i * a.stride = b.first (mod b.stride): divide by the common factor, then i is unique modulo b.stride / common. The product
-  // may not fit 64 bits although the position that it stands for does.
+  // a.first + i * a.stride = b.first (mod b.stride): divide by the common factor, then i is unique modulo b.stride /
+  // common. The product may not fit 64 bits although the position that it stands for does.
   const std::int64_t modulus = b.stride / common;
   const std::int64_t wanted = ((distance / common) % modulus + modulus) % modulus;
-  const auto i = static_cast<std::int64_t>(static_cast<__int128>(wanted) * inverse(a.stride / common, modulus) % modulus);
+  const auto i =
+      static_cast<std::int64_t>(static_cast<__int128>(wanted) * inverse(a.stride / common, modulus) % modulus);
   const __int128 stride = static_cast<__int128>(a.stride) * modulus;
   __int128 first = a.first + static_cast<__int128>(i) * a.stride;
   if (first < begin) first += (begin - first + stride - 1) / stride * stride;

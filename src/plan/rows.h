@@ -1,7 +1,8 @@
 // Rows: an arithmetic progression of positions, the one shape that everything in Annulus has.
 //
-// A branch's queries and keys are Rows (docs/semantics.md, eq. 3). Cut by a range they are still Rows; two Rows intersect in
-// Rows, whatever their strides; seen through the memory of whoever owns every s-th position they are Rows again.
+// A branch's queries and keys are Rows (docs/semantics.md, eq. 3). Cut by a range they are still Rows; two Rows
+// intersect in Rows, whatever their strides; seen through the memory of whoever owns every s-th position they are Rows
+// again.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ std::int64_t lower_index(const Rows& rows, std::int64_t position);
 // The rows inside [begin, end).
 Rows cut(const Rows& rows, std::int64_t begin, std::int64_t end);
 
-// The positions that both have. For strides a and b the result has stride lcm(a, b), found by the Chinese remainder theorem.
+// The positions that both have. For strides a and b the result has stride lcm(a, b), found by the Chinese remainder
+// theorem.
 Rows intersect(const Rows& a, const Rows& b);
 
 // Where `rows` lie in a memory that holds exactly the positions `owned`, in order. Every row must be owned.

@@ -28,19 +28,19 @@ namespace annulus {
 
 struct Send {
   int peer = 0;
-  std::vector<StridedBlock> blocks;  // packed one behind the other into one message
+  std::vector<StridedBlock> blocks = {};  // packed one behind the other into one message
 };
 
 struct Receive {
   int peer = 0;
-  std::span<std::byte> bytes;  // exactly as many as the peer sends; anything else is an error on both sides
+  std::span<std::byte> bytes = {};  // exactly as many as the peer sends; anything else is an error on both sides
 };
 
 struct Exchange {
-  std::uint64_t plan = 0;         // a hash that all ranks share: messages of another plan are refused
-  std::int64_t step = 0;          // named in errors
-  std::vector<Send> sends;        // at most one a peer; empty messages are not sent; a rank may send to itself
-  std::vector<Receive> receives;  // at most one a peer
+  std::uint64_t plan = 0;              // a hash that all ranks share: messages of another plan are refused
+  std::int64_t step = 0;               // named in errors
+  std::vector<Send> sends = {};        // at most one a peer; empty messages are not sent; a rank may send to itself
+  std::vector<Receive> receives = {};  // at most one a peer
 };
 
 class Transport {

@@ -40,7 +40,8 @@ Positions common(const Positions& a, const Rows& b) {
   return result;
 }
 
-std::vector<Group> enumerate(const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries, const Rows& keys) {
+std::vector<Group> enumerate(const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries,
+                             const Rows& keys) {
   std::vector<Group> groups;
   for (std::int64_t s = 0; s < task.count; ++s)
     for (std::int64_t c = classes.first; c < classes.first + classes.count && c < task.length; ++c) {
@@ -66,20 +67,23 @@ void for_some_tasks(const Problem& problem, F f) {
 RC_GTEST_PROP(GroupsProperty, AreTheTasksCutOnBothSides, ()) {
   for (int round = 0; round < 10; ++round) {
     const Problem problem = support::draw_problem(40, 1);
-    for_some_tasks(problem, [&](const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries, const Rows& keys) {
+    for_some_tasks(problem, [&](const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries,
+                                const Rows& keys) {
       std::vector<Group> groups;
       for_each_group(task, dilation, classes, queries, keys, [&](const Rows& group_queries, const Rows& group_keys) {
         groups.emplace_back(positions_of(group_queries), positions_of(group_keys));
       });
       std::sort(groups.begin(), groups.end());
-      if (groups != enumerate(task, dilation, classes, queries, keys)) RC_FAIL("groups of " + support::describe(problem));
+      if (groups != enumerate(task, dilation, classes, queries, keys))
+        RC_FAIL("groups of " + support::describe(problem));
     });
   }
 }
 
 RC_GTEST_PROP(GroupsProperty, TheDiagonalIsTheCausalMask, ()) {
   const Problem problem = support::draw_problem(40, 1);
-  const std::int64_t ranks = draw_between(1, 5);  // both sides are what some rank has: whole stretches, or every p-th position
+  const std::int64_t ranks =
+      draw_between(1, 5);  // both sides are what some rank has: whole stretches, or every p-th position
   const Rows queries = progression(0, problem.tokens, draw_between(0, ranks - 1), ranks);
   const Rows keys = progression(0, problem.tokens, draw_between(0, ranks - 1), ranks);
   for (const Task& task : make_plan(problem).tasks) {
@@ -106,10 +110,11 @@ TEST(Groups, FarAwaySegmentsAreFoundByArithmetic) {
   std::vector<Group> groups;
   const Plan plan = make_plan(problem);
   for (const Task& task : plan.tasks)
-    for_each_group(task, problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation, {0, 1}, Rows{begin, 1, 1000},
-                   Rows{0, 1, tokens}, [&](const Rows& queries, const Rows& keys) {
-      groups.emplace_back(Positions{queries.first, queries.last(), queries.count}, Positions{keys.first, keys.last(), keys.count});
-    });
+    for_each_group(task, problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation, {0, 1},
+                   Rows{begin, 1, 1000}, Rows{0, 1, tokens}, [&](const Rows& queries, const Rows& keys) {
+                     groups.emplace_back(Positions{queries.first, queries.last(), queries.count},
+                                         Positions{keys.first, keys.last(), keys.count});
+                   });
   const std::vector<Group> want{{{begin, begin + 499, 500}, {begin - 500, begin + 499, 1000}},
                                 {{begin + 500, begin + 999, 500}, {begin + 500, begin + 1499, 1000}},
                                 {{tokens / 2, tokens / 2, 1}, {0, tokens / 4 * 3, 4}}};

@@ -11,7 +11,8 @@ namespace {
 std::string explain_of(const Problem& problem) { return explain(make_plan(problem), problem); }
 
 void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in\n" << text;
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in\n" << text;
 }
 
 TEST(Explain, NamesTheProblemItsBranchesAndTasks) {
@@ -27,10 +28,11 @@ TEST(Explain, NamesTheProblemItsBranchesAndTasks) {
   problem.pattern = make_pattern(Preset::torchscale, {64, 256}, {1, 4}, 4);
   problem.pattern.branches[1].first_head = 1;
   problem = resolve(problem);
-  expect_parts(explain_of(problem),
-               {"1000 tokens", "4 heads (2 for keys and values) of 80", "batch 3", "bf16", "causal", "by_head_block", "detached",
-                "branch 0: segment 64, dilation 1, heads [0, 4)", "branch 1: segment 256, dilation 4, heads [1, 4)", "2 documents",
-                "branch 0: [0, 256) in 4 segments of 64", "branch 0: [256, 300) in one segment"});
+  expect_parts(
+      explain_of(problem),
+      {"1000 tokens", "4 heads (2 for keys and values) of 80", "batch 3", "bf16", "causal", "by_head_block", "detached",
+       "branch 0: segment 64, dilation 1, heads [0, 4)", "branch 1: segment 256, dilation 4, heads [1, 4)",
+       "2 documents", "branch 0: [0, 256) in 4 segments of 64", "branch 0: [256, 300) in one segment"});
 }
 
 TEST(Explain, SaysWhatIsSpecialAboutATask) {

@@ -54,7 +54,8 @@ TEST(Pattern, HeadGroupsDealEveryHeadToOneBranch) {
         const Branch& branch = pattern.branches[static_cast<std::size_t>(i)];
         EXPECT_EQ(branch.first_head, next);
         EXPECT_EQ(branch.head_count, heads / branches + (i < heads % branches ? 1 : 0));
-        EXPECT_EQ(branch.classes, std::vector<std::int64_t>(static_cast<std::size_t>(branch.head_count), i % branch.dilation));
+        EXPECT_EQ(branch.classes,
+                  std::vector<std::int64_t>(static_cast<std::size_t>(branch.head_count), i % branch.dilation));
         next += branch.head_count;
       }
       EXPECT_EQ(next, heads);
@@ -63,10 +64,18 @@ TEST(Pattern, HeadGroupsDealEveryHeadToOneBranch) {
 }
 
 TEST(Pattern, RefusesListsThatMakeNoBranches) {
-  expect_refused([] { make_pattern(Preset::longnet, {16, 32}, {1}, 4); }, {"segment lengths and dilations", "2 segment", "1 dilations"});
-  expect_refused([] { make_pattern(Preset::longnet, {}, {}, 4); }, {"at least one branch", "got none", "give segment lengths"});
-  expect_refused([] { make_pattern(Preset::head_groups, {16, 32, 64}, {1, 2, 4}, 2); },
-                 {"at least one head a branch", "3 branches", "2 heads", "use fewer branches"});
+  expect_refused(
+      [] {
+        make_pattern(Preset::longnet, {16, 32}, {1}, 4);
+      },
+      {"segment lengths and dilations", "2 segment", "1 dilations"});
+  expect_refused([] { make_pattern(Preset::longnet, {}, {}, 4); },
+                 {"at least one branch", "got none", "give segment lengths"});
+  expect_refused(
+      [] {
+        make_pattern(Preset::head_groups, {16, 32, 64}, {1, 2, 4}, 2);
+      },
+      {"at least one head a branch", "3 branches", "2 heads", "use fewer branches"});
 }
 
 // A bad dilation must reach resolve() and its message, not a division by zero.
@@ -93,7 +102,10 @@ void expect_names(const std::vector<std::pair<Enum, std::string>>& names, Parse 
 }
 
 TEST(Pattern, NamesGoBothWays) {
-  expect_names<Phase>({{Phase::by_head, "by_head"}, {Phase::by_head_block, "by_head_block"}, {Phase::every, "every"}, {Phase::table, "table"}},
+  expect_names<Phase>({{Phase::by_head, "by_head"},
+                       {Phase::by_head_block, "by_head_block"},
+                       {Phase::every, "every"},
+                       {Phase::table, "table"}},
                       parse_phase);
   expect_names<Gradient>({{Gradient::exact, "exact"}, {Gradient::detached, "detached"}}, parse_gradient);
   expect_names<Preset>({{Preset::longnet, "longnet"},

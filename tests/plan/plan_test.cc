@@ -1,6 +1,7 @@
-// The plan against the semantics: its tasks, written out pair by pair, are equations 1 to 3 to the letter, and there are few of them.
-#include "plan/phase.h"
+// The plan against the semantics: its tasks, written out pair by pair, are equations 1 to 3 to the letter, and there
+// are few of them.
 #include "plan/plan.h"
+#include "plan/phase.h"
 
 #include <algorithm>
 #include <map>
@@ -88,7 +89,8 @@ Meaning meaning_of(const Plan& plan, const Problem& problem) {
           for (Position q = 0; q < rows.count; ++q) {
             for (Position k = 0; k < rows.count; ++k)
               if (!problem.causal || rows[k] <= rows[q]) ++meaning.pairs[{rows[q], rows[k], task.branch, head}];
-            if (task.padded_rows > rows.count) meaning.zero_keys[{rows[q], task.branch, head}] += task.padded_rows - rows.count;
+            if (task.padded_rows > rows.count)
+              meaning.zero_keys[{rows[q], task.branch, head}] += task.padded_rows - rows.count;
           }
         }
     }
@@ -99,9 +101,11 @@ Meaning meaning_of(const Plan& plan, const Problem& problem) {
 bool spans_hold(const Plan& plan, const Problem& problem) {
   Position next = 0, next_task = 0;
   for (const Span& span : plan.spans) {
-    if (span.begin != next || span.end <= span.begin || span.first_task != next_task || span.last_task < next_task) return false;
-    const bool is_document = std::find(problem.documents.begin(), problem.documents.end(), span.begin) != problem.documents.end() &&
-                             std::find(problem.documents.begin(), problem.documents.end(), span.end) != problem.documents.end();
+    if (span.begin != next || span.end <= span.begin || span.first_task != next_task || span.last_task < next_task)
+      return false;
+    const bool is_document =
+        std::find(problem.documents.begin(), problem.documents.end(), span.begin) != problem.documents.end() &&
+        std::find(problem.documents.begin(), problem.documents.end(), span.end) != problem.documents.end();
     if (!is_document) return false;
     for (Position i = span.first_task; i < span.last_task; ++i) {
       const Task& task = plan.tasks[static_cast<std::size_t>(i)];
@@ -136,7 +140,8 @@ Problem long_problem(Position tokens, Phase phase) {
   problem.tokens = tokens;
   problem.heads = 12;
   problem.head_dim = 64;
-  problem.pattern = make_pattern(Preset::longnet, {2048, 1 << 15, (1 << 18) - 1, tokens / 2 + 1, tokens}, {1, 2, 4, 8, 16}, 12);
+  problem.pattern =
+      make_pattern(Preset::longnet, {2048, 1 << 15, (1 << 18) - 1, tokens / 2 + 1, tokens}, {1, 2, 4, 8, 16}, 12);
   problem.pattern.phase = phase;
   return resolve(problem);
 }

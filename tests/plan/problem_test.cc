@@ -66,7 +66,9 @@ TEST(Resolve, AcceptsWhatSection8Calls) {
            [](Problem& p) { p.pattern.branches[0].segment = kMost; },
            [](Problem& p) { p.pattern.branches[0].dilation = kMost; },
            [](Problem& p) { p.pattern.branches[0].segment = 10, p.pattern.branches[0].dilation = 16; },
-           [](Problem& p) { p.documents = {0, 1, 1, 18, 100}; },
+           [](Problem& p) {
+             p.documents = {0, 1, 1, 18, 100};
+           },
            [](Problem& p) { p.scale = 0.0; },
            [](Problem& p) { p.pattern.branches[0].first_head = 6, p.pattern.branches[0].head_count = 0; },
            [](Problem& p) { p.tokens = std::int64_t{1} << 40; },
@@ -95,28 +97,31 @@ TEST(Resolve, RefusesHeadsThatKvHeadsDoNotDivide) {
 }
 
 TEST(Resolve, RefusesSizesWhoseOffsetsDoNotFit) {
-  for (const auto& spoil : std::vector<std::function<void(Problem&)>>{[](Problem& p) { p.tokens = kMost; },
-                                                                      [](Problem& p) { p.batch = kMost; },
-                                                                      [](Problem& p) { p.head_dim = kMost; },
-                                                                      [](Problem& p) { p.heads = p.kv_heads = kMost; },
-                                                                      [](Problem& p) { p.tokens = p.batch = std::int64_t{1} << 30; }})
+  for (const auto& spoil : std::vector<std::function<void(Problem&)>>{
+           [](Problem& p) { p.tokens = kMost; }, [](Problem& p) { p.batch = kMost; },
+           [](Problem& p) { p.head_dim = kMost; }, [](Problem& p) { p.heads = p.kv_heads = kMost; },
+           [](Problem& p) { p.tokens = p.batch = std::int64_t{1} << 30; }})
     expect_bad(spoil, {"2^58", "smaller"});
   // No bytes at all, but positions that do not fit.
   expect_bad([](Problem& p) { p.batch = 0, p.tokens = kMost; }, {"tokens", "2^60", std::to_string(kMost), "fewer"});
 }
 
 TEST(Resolve, RefusesScalesThatAreNotNumbers) {
-  for (const double bad : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), std::nan("")}) {
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), std::nan("")}) {
     expect_bad([&](Problem& p) { p.scale = bad; }, {"scale must be finite", std::to_string(bad), "leave it out"});
-    expect_bad([&](Problem& p) { p.pattern.output_scale = bad; }, {"output_scale must be finite", std::to_string(bad), "use 1"});
+    expect_bad([&](Problem& p) { p.pattern.output_scale = bad; },
+               {"output_scale must be finite", std::to_string(bad), "use 1"});
   }
 }
 
 TEST(Resolve, RefusesBadBranches) {
   expect_bad([](Problem& p) { p.pattern.branches.clear(); }, {"at least one branch", "none", "give segment lengths"});
   for (const std::int64_t bad : {std::int64_t{0}, std::int64_t{-7}, kLeast}) {
-    expect_bad([&](Problem& p) { p.pattern.branches[1].segment = bad; }, {"segment length of branch 1", "at least 1", std::to_string(bad), "larger"});
-    expect_bad([&](Problem& p) { p.pattern.branches[1].dilation = bad; }, {"dilation of branch 1", "at least 1", std::to_string(bad), "larger"});
+    expect_bad([&](Problem& p) { p.pattern.branches[1].segment = bad; },
+               {"segment length of branch 1", "at least 1", std::to_string(bad), "larger"});
+    expect_bad([&](Problem& p) { p.pattern.branches[1].dilation = bad; },
+               {"dilation of branch 1", "at least 1", std::to_string(bad), "larger"});
   }
 }
 
@@ -148,9 +153,18 @@ TEST(Resolve, RefusesTablesThatDoNotFit) {
   EXPECT_NO_THROW(resolve(good));
   expect_bad([&](Problem& p) { table(p, {0, 1}); }, {"one class a head", "2 classes for 6 heads", "as many classes"});
   expect_bad([&](Problem& p) { table(p, {}); }, {"one class a head", "0 classes for 6 heads", "as many classes"});
-  expect_bad([&](Problem& p) { table(p, {0, 1, 2, 3, 0, 0}); }, {"a class of branch 0", "[0, 3)", "got 3", "below the dilation"});
-  expect_bad([&](Problem& p) { table(p, {0, 1, 2, -1, 0, 0}); }, {"a class of branch 0", "[0, 3)", "got -1", "below the dilation"});
-  expect_bad([](Problem& p) { p.pattern.branches[0].classes = {0}; }, {"phase rule table alone", "branch 0", "by_head", "leave them out"});
+  expect_bad(
+      [&](Problem& p) {
+        table(p, {0, 1, 2, 3, 0, 0});
+      },
+      {"a class of branch 0", "[0, 3)", "got 3", "below the dilation"});
+  expect_bad(
+      [&](Problem& p) {
+        table(p, {0, 1, 2, -1, 0, 0});
+      },
+      {"a class of branch 0", "[0, 3)", "got -1", "below the dilation"});
+  expect_bad([](Problem& p) { p.pattern.branches[0].classes = {0}; },
+             {"phase rule table alone", "branch 0", "by_head", "leave them out"});
 }
 
 TEST(Resolve, RefusesBadDocuments) {

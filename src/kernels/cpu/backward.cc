@@ -45,7 +45,8 @@ void walk(const Context& context, const BackwardArgs& args, Carver& carver) {
   const Phases phases = choose(context);
   const std::int64_t rows = context.problem.batch * context.problem.heads * context.problem.tokens;
   const Deltas deltas{carver.take<float>("delta", rows * phases.deltas), phases.deltas > 1 ? rows : 0};
-  auto* tiles = carver.take<std::byte>("tiles", std::max(tile_bytes(context, phases.first), tile_bytes(context, phases.second)));
+  auto* tiles =
+      carver.take<std::byte>("tiles", std::max(tile_bytes(context, phases.first), tile_bytes(context, phases.second)));
   if (carver.measuring()) return;
   for (const Phase phase : {phases.first, phases.second}) {
     Carver phase_carver(tiles);

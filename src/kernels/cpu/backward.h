@@ -1,7 +1,9 @@
 // Backward (eq. 6 to 8), in two forms that share their tiles and give every result in a fixed order:
 //   fused   fp32: one pass of five products; dq, dk and dv are summed in the outputs themselves
-//   split   bf16, fp16: a pass for dq and one for dk and dv, seven products; sums stay in fp32 scratch until they are complete,
-//           since a 16-bit output cannot hold a partial sum and a whole fp32 copy would cost memory that grows with the sequence
+//   split   bf16, fp16: a pass for dq and one for dk and dv, seven products; sums stay in fp32 scratch until they are
+//   complete,
+//           since a 16-bit output cannot hold a partial sum and a whole fp32 copy would cost memory that grows with the
+//           sequence
 #pragma once
 
 #include "annulus/attention.h"

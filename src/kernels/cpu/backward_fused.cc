@@ -1,9 +1,10 @@
-// One pass: a stretch of keys stays, queries pass by a tile at a time. dk and dv of the stretch are summed in scratch; dq is summed over the
-// stretch and then added to the output.
+// One pass: a stretch of keys stays, queries pass by a tile at a time. dk and dv of the stretch are summed in scratch;
+// dq is summed over the stretch and then added to the output.
 //
-// Two stretches of one group add to the same rows of dq. They do so in the order of their keys: each waits, before it adds, until the
-// one before it has added to the same rows. The threads then follow one another through the queries, a tile apart, and the sum is the
-// same for every number of threads. Waiting is safe because the pool starts tasks in order: the one before is always on its way.
+// Two stretches of one group add to the same rows of dq. They do so in the order of their keys: each waits, before it
+// adds, until the one before it has added to the same rows. The threads then follow one another through the queries, a
+// tile apart, and the sum is the same for every number of threads. Waiting is safe because the pool starts tasks in
+// order: the one before is always on its way.
 #include <atomic>
 #include <thread>
 
@@ -15,11 +16,13 @@
 namespace annulus::cpu {
 namespace {
 
-constexpr std::int64_t kWindow = std::int64_t{1} << 15;  // items between two barriers: bounds the progress counters whatever N is
+constexpr std::int64_t kWindow = std::int64_t{1}
+                                 << 15;  // items between two barriers: bounds the progress counters whatever N is
 constexpr std::int64_t kDone = INT64_MAX;
 
-// Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv (five fp32 rows a key)
-// must stay below 2.5 MiB. A function of the head size alone: the order of the sums in dq depends on it.
+// Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv
+// (five fp32 rows a key) must stay below 2.5 MiB. A function of the head size alone: the order of the sums in dq
+// depends on it.
 std::int64_t tiles_in_stretch(std::int64_t head_dim) { return std::clamp<std::int64_t>(512 / padded(head_dim), 1, 4); }
 
 // One stretch of keys of one group, for all query heads that share it.
@@ -36,11 +39,13 @@ struct Item {
 class Items {
  public:
   Items(const Context& context, int branch) : context_(context) {
-    for (std::int64_t head = 0; head < context.problem.kv_heads; ++head) takers_.push_back(takers_of(context.problem, branch, head));
+    for (std::int64_t head = 0; head < context.problem.kv_heads; ++head)
+      takers_.push_back(takers_of(context.problem, branch, head));
     for (const Task& task : context.plan.tasks) {
       if (task.branch != branch) continue;
       tasks_.push_back(&task);
-      first_.push_back(first_.back() + context.problem.batch * context.problem.kv_heads * task.count * classes(task) * stretches(task));
+      first_.push_back(first_.back() +
+                       context.problem.batch * context.problem.kv_heads * task.count * classes(task) * stretches(task));
     }
   }
 
@@ -113,7 +118,8 @@ class Stretch {
     dv_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
   }
 
-  void run(const Item& item, const std::vector<Takers>& takers, const BackwardArgs& args, const float* delta, Turns turns) {
+  void run(const Item& item, const std::vector<Takers>& takers, const BackwardArgs& args, const float* delta,
+           Turns turns) {
     std::int64_t number = item.class_number;
     for (const Takers& t : takers) {
       const std::int64_t count = std::min(t.classes.count, item.task->length);
@@ -124,8 +130,8 @@ class Stretch {
   }
 
  private:
-  void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads, const BackwardArgs& args,
-                 const float* delta, Turns turns) {
+  void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads,
+                 const BackwardArgs& args, const float* delta, Turns turns) {
     const Problem& problem = context_.problem;
     const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
     const Rows keys = pack_keys(item, group, args);
@@ -142,7 +148,8 @@ class Stretch {
         queries_.pack(args, delta, Wanted::all, item.batch, head, queries);
         differentiate(problem.causal ? first + diagonal : kNoDiagonal, queries.count, keys.count);
         turns.await(turn);
-        context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale), target_rows(args.dq, item.batch, head, queries));
+        context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
+                                target_rows(args.dq, item.batch, head, queries));
         turns.pass(turn);
       }
     // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
@@ -158,8 +165,9 @@ class Stretch {
     if (first >= group.count) return {};
     const Rows keys{group[first], group.stride, std::min(length, group.count - first)};
     for (std::int64_t j = 0; j < keys.count; j += tiles_.key_tile)
-      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(args, Wanted::all, item.batch, item.kv_head,
-                                                                {keys[j], keys.stride, std::min(tiles_.key_tile, keys.count - j)});
+      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(
+          args, Wanted::all, item.batch, item.kv_head,
+          {keys[j], keys.stride, std::min(tiles_.key_tile, keys.count - j)});
     std::fill_n(dk_, keys.count * width, 0.0f);
     std::fill_n(dv_, keys.count * width, 0.0f);
     return keys;

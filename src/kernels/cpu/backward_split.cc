@@ -1,5 +1,5 @@
-// Two passes over blocks, like forward: one keeps the dq of a block of queries, the other dk and dv of a block of keys, each in fp32
-// scratch through all branches and heads until it is complete and can be rounded once.
+// Two passes over blocks, like forward: one keeps the dq of a block of queries, the other dk and dv of a block of keys,
+// each in fp32 scratch through all branches and heads until it is complete and can be rounded once.
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/operands.h"
@@ -25,12 +25,13 @@ class SplitBlock {
     begin(block, first_);
     for_each_task([&](const Task& task) {
       const Classes classes = classes_of(context_.problem, task.branch, block.head);
-      for_each_group(task, context_.dilation(task), classes, rows(), context_.positions(), [&](const Rows& queries, const Rows& keys) {
-        for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-          keys_.pack(args, Wanted::dq, block.batch, context_.kv_head(block.head), key_rows);
-          pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, block.head, queries, key_rows);
-        });
-      });
+      for_each_group(task, context_.dilation(task), classes, rows(), context_.positions(),
+                     [&](const Rows& queries, const Rows& keys) {
+                       for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
+                         keys_.pack(args, Wanted::dq, block.batch, context_.kv_head(block.head), key_rows);
+                         pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, block.head, queries, key_rows);
+                       });
+                     });
     });
     store(args.dq, first_, static_cast<float>(*context_.problem.scale));
   }
@@ -41,13 +42,14 @@ class SplitBlock {
     std::fill_n(second_, rows().count * padded(context_.problem.head_dim), 0.0f);
     for_each_task([&](const Task& task) {
       for (const Takers& takers : takers_of(context_.problem, task.branch, block.head))
-        for_each_group(task, context_.dilation(task), takers.classes, context_.positions(), rows(), [&](const Rows& queries, const Rows& keys) {
-          for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-            keys_.pack(args, Wanted::dk_dv, block.batch, block.head, key_rows);
-            for (const std::int64_t head : takers.heads)
-              pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, head, queries, key_rows);
-          });
-        });
+        for_each_group(task, context_.dilation(task), takers.classes, context_.positions(), rows(),
+                       [&](const Rows& queries, const Rows& keys) {
+                         for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
+                           keys_.pack(args, Wanted::dk_dv, block.batch, block.head, key_rows);
+                           for (const std::int64_t head : takers.heads)
+                             pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, head, queries, key_rows);
+                         });
+                       });
     });
     store(args.dk, first_, kLn2);  // packed queries carry scale * log2(e)
     store(args.dv, second_, 1.0f);
@@ -56,12 +58,14 @@ class SplitBlock {
  private:
   template <class F>
   void for_each_task(F f) const {
-    for (std::int64_t t = block_.span->first_task; t < block_.span->last_task; ++t) f(context_.plan.tasks[static_cast<std::size_t>(t)]);
+    for (std::int64_t t = block_.span->first_task; t < block_.span->last_task; ++t)
+      f(context_.plan.tasks[static_cast<std::size_t>(t)]);
   }
 
   template <class F>
   static void for_each_tile(const Rows& rows, std::int64_t tile, F f) {
-    for (std::int64_t i = 0; i < rows.count; i += tile) f(i, Rows{rows[i], rows.stride, std::min(tile, rows.count - i)});
+    for (std::int64_t i = 0; i < rows.count; i += tile)
+      f(i, Rows{rows[i], rows.stride, std::min(tile, rows.count - i)});
   }
 
   Rows rows() const { return {block_.begin, 1, block_.end - block_.begin}; }
@@ -72,7 +76,8 @@ class SplitBlock {
   }
 
   // The packed keys meet all these queries of one head.
-  void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t head, const Rows& queries, const Rows& keys) {
+  void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t head, const Rows& queries,
+                    const Rows& keys) {
     const std::int64_t width = padded(context_.problem.head_dim);
     const std::int64_t diagonal = diagonal_of(queries, keys);
     for_each_tile(queries, tiles_.query_tile, [&](std::int64_t first, const Rows& tile_rows) {

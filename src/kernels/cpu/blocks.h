@@ -1,5 +1,6 @@
-// Blocks: how work is dealt to threads. A block is a range of positions of one head that never leaves its span; whoever computes a block
-// keeps its fp32 results in scratch until all branches have been through, so no partial result ever goes to memory.
+// Blocks: how work is dealt to threads. A block is a range of positions of one head that never leaves its span; whoever
+// computes a block keeps its fp32 results in scratch until all branches have been through, so no partial result ever
+// goes to memory.
 //
 // Block sizes only decide who computes a row, never what comes out of it.
 #pragma once

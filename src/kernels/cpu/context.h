@@ -17,7 +17,9 @@ struct Context {
   int threads;
 
   Rows positions() const { return {0, 1, problem.tokens}; }
-  std::int64_t dilation(const Task& task) const { return problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation; }
+  std::int64_t dilation(const Task& task) const {
+    return problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation;
+  }
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads / problem.kv_heads); }
   float scale_log2() const { return static_cast<float>(*problem.scale * 1.4426950408889634); }
   float output_scale() const { return static_cast<float>(problem.pattern.output_scale); }
@@ -34,7 +36,8 @@ auto* row_pointer(const View& view, std::int64_t batch, std::int64_t token, std:
 }
 
 inline SourceRows source_rows(const ConstTensorView& view, std::int64_t batch, std::int64_t head, const Rows& rows) {
-  return {row_pointer(view, batch, rows.first, head), view.dtype, rows.stride * view.stride[1], rows.count, view.shape[3]};
+  return {row_pointer(view, batch, rows.first, head), view.dtype, rows.stride * view.stride[1], rows.count,
+          view.shape[3]};
 }
 
 inline TargetRows target_rows(const TensorView& view, std::int64_t batch, std::int64_t head, const Rows& rows) {

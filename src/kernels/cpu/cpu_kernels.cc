@@ -12,8 +12,8 @@ constexpr int kMostThreads = 4096;
 
 int choose_threads(int wanted) {
   if (wanted < 0 || wanted > kMostThreads)
-    throw InvalidArgument("threads must lie in [0, " + std::to_string(kMostThreads) + "]; got " + std::to_string(wanted) +
-                          ": 0 takes all cores");
+    throw InvalidArgument("threads must lie in [0, " + std::to_string(kMostThreads) + "]; got " +
+                          std::to_string(wanted) + ": 0 takes all cores");
   return wanted == 0 ? usable_cores() : wanted;
 }
 

@@ -45,14 +45,15 @@ void QueryBlock::begin(const Block& block) {
 void QueryBlock::attend(const Task& task, const ForwardArgs& args) {
   const Classes classes = classes_of(context_.problem, task.branch, block_.head);
   const Rows block_rows{block_.begin, 1, rows()};
-  for_each_group(task, context_.dilation(task), classes, block_rows, context_.positions(), [&](const Rows& queries, const Rows& keys) {
-    attend_group(queries, keys, args);
-    if (task.padded_rows > keys.count) add_zero_keys(queries, task.padded_rows - keys.count);
-  });
+  for_each_group(task, context_.dilation(task), classes, block_rows, context_.positions(),
+                 [&](const Rows& queries, const Rows& keys) {
+                   attend_group(queries, keys, args);
+                   if (task.padded_rows > keys.count) add_zero_keys(queries, task.padded_rows - keys.count);
+                 });
 }
 
-// Keys outside, queries inside: a chunk of keys is packed once for all queries of the block. Chunks begin at the group's first key wherever
-// the block begins, so that a row's sums are the same in every block.
+// Keys outside, queries inside: a chunk of keys is packed once for all queries of the block. Chunks begin at the
+// group's first key wherever the block begins, so that a row's sums are the same in every block.
 void QueryBlock::attend_group(const Rows& queries, const Rows& keys, const ForwardArgs& args) {
   const std::int64_t head_dim = context_.problem.head_dim;
   const std::int64_t diagonal = diagonal_of(queries, keys);
@@ -129,7 +130,8 @@ void forward(const Context& context, const ForwardArgs& args) {
     for (std::int64_t t = block.span->first_task; t < block.span->last_task; ++t)
       work.attend(context.plan.tasks[static_cast<std::size_t>(t)], args);
     const Rows rows{block.begin, 1, work.rows()};
-    context.tiles.store_rows(work.values(), rows.count, work.factors(), target_rows(args.out, block.batch, block.head, rows));
+    context.tiles.store_rows(work.values(), rows.count, work.factors(),
+                             target_rows(args.out, block.batch, block.head, rows));
     if (!args.lse.empty())
       for (std::int64_t i = 0; i < rows.count; ++i)
         args.lse[static_cast<std::size_t>(context.row_index(block.batch, block.head, rows[i]))] = work.lse(i);

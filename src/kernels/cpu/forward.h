@@ -8,7 +8,8 @@
 
 namespace annulus::cpu {
 
-// The running softmax of one block of queries, and the scratch to move it on. Backward uses it too, for the detached gradient.
+// The running softmax of one block of queries, and the scratch to move it on. Backward uses it too, for the detached
+// gradient.
 class QueryBlock {
  public:
   QueryBlock(const Context& context, Carver& carver);

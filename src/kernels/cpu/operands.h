@@ -1,4 +1,5 @@
-// The packed operands of a backward tile: queries with their dout, G and Delta on one side, keys with their values on the other.
+// The packed operands of a backward tile: queries with their dout, G and Delta on one side, keys with their values on
+// the other.
 #pragma once
 
 #include "annulus/attention.h"
@@ -25,7 +26,8 @@ class QueryOperands {
   }
 
   // Rows of `queries` of one head, at most a tile of them.
-  void pack(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t batch, std::int64_t head, const Rows& queries) {
+  void pack(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t batch, std::int64_t head,
+            const Rows& queries) {
     const SourceRows q = source_rows(args.q, batch, head, queries);
     const SourceRows dout = source_rows(args.dout, batch, head, queries);
     tiles_.pack_panels(q, context_.scale_log2(), queries_);

@@ -20,7 +20,8 @@ Peak measure_peak(const std::string& instruction_set, DType dtype, int threads) 
   for (int round = 0; round < kRounds; ++round) {
     std::vector<double> flop(static_cast<std::size_t>(threads));
     const auto start = Clock::now();
-    ThreadPool::shared().run(threads, threads, [&](std::int64_t i, int) { flop[static_cast<std::size_t>(i)] = chains(kChainLength); });
+    ThreadPool::shared().run(threads, threads,
+                             [&](std::int64_t i, int) { flop[static_cast<std::size_t>(i)] = chains(kChainLength); });
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     double total = 0;
     for (const double x : flop) total += x;

@@ -27,8 +27,8 @@ const Tiles& find_tiles(std::string_view instruction_set) {
     if (tiles->name == instruction_set) return *tiles;
     known += ", " + std::string(tiles->name);
   }
-  throw InvalidArgument("the instruction set must be one that this build has and this CPU can run: auto" + known + "; got '" +
-                        std::string(instruction_set) + "'");
+  throw InvalidArgument("the instruction set must be one that this build has and this CPU can run: auto" + known +
+                        "; got '" + std::string(instruction_set) + "'");
 }
 
 }  // namespace annulus::cpu

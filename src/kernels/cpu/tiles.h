@@ -1,8 +1,10 @@
-// What an instruction set offers to the drivers in forward.cc and backward_*.cc: packing strided rows and the arithmetic of one tile.
+// What an instruction set offers to the drivers in forward.cc and backward_*.cc: packing strided rows and the
+// arithmetic of one tile.
 //
-// Drivers know tasks, heads and memory; tiles know registers and lanes. A call is tens of microseconds of work, so a table of function
-// pointers costs nothing, and each instruction set can be forced and tested on its own. Results of a row do not depend on the rows
-// that share its tile: that is why neither block sizes nor the thread count change a bit of them.
+// Drivers know tasks, heads and memory; tiles know registers and lanes. A call is tens of microseconds of work, so a
+// table of function pointers costs nothing, and each instruction set can be forced and tested on its own. Results of a
+// row do not depend on the rows that share its tile: that is why neither block sizes nor the thread count change a bit
+// of them.
 #pragma once
 
 #include <cstdint>
@@ -96,11 +98,12 @@ struct DifferentiateTile {
   std::int64_t key_count = 0;
   std::int64_t head_dim = 0;
   std::int64_t diagonal = kNoDiagonal;
-  float* scratch = nullptr;     // of score_bytes
-  float* dq = nullptr;          // += dS k, rows dq_step * padded(head_dim) apart; null: not wanted
+  float* scratch = nullptr;  // of score_bytes
+  float* dq = nullptr;       // += dS k, rows dq_step * padded(head_dim) apart; null: not wanted
   std::int64_t dq_step = 1;
-  float* dk = nullptr;          // += dS^T q scale_log2, [key_count, padded(head_dim)] rows dk_step apart; null: dk and dv not wanted
-  float* dv = nullptr;          // += P^T dout
+  float* dk =
+      nullptr;  // += dS^T q scale_log2, [key_count, padded(head_dim)] rows dk_step apart; null: dk and dv not wanted
+  float* dv = nullptr;  // += P^T dout
   std::int64_t dk_step = 1;
 };
 
@@ -108,11 +111,12 @@ struct BackwardTiles {
   std::int64_t query_tile = 0;
   std::int64_t key_tile = 0;
   std::int64_t score_bytes = 0;
-  std::int64_t (*panel_floats)(std::int64_t head_dim) = nullptr;   // of query_tile rows packed as panels
-  std::int64_t (*column_floats)(std::int64_t head_dim) = nullptr;  // of key_tile rows packed as columns
+  std::int64_t (*panel_floats)(std::int64_t head_dim) = nullptr;                 // of query_tile rows packed as panels
+  std::int64_t (*column_floats)(std::int64_t head_dim) = nullptr;                // of key_tile rows packed as columns
   void (*pack_panels)(const SourceRows&, float scale, float* packed) = nullptr;  // the left factor of a product
   void (*pack_columns)(const SourceRows&, float* packed) = nullptr;              // the transposed right factor
-  bool (*pack_rows)(const SourceRows&, float scale, float* packed) = nullptr;    // the right factor, [count, padded(head_dim)]; are they finite?
+  bool (*pack_rows)(const SourceRows&, float scale,
+                    float* packed) = nullptr;  // the right factor, [count, padded(head_dim)]; are they finite?
   void (*differentiate)(const DifferentiateTile&) = nullptr;
 };
 
@@ -127,7 +131,7 @@ struct Tiles {
   void (*add_rows)(const float* source, std::int64_t count, float factor, TargetRows) = nullptr;
   // result[i] = a_i . b_i, of any two types.
   void (*dot_rows)(const SourceRows& a, const SourceRows& b, float* result) = nullptr;
-  double (*fma_chains)(std::int64_t rounds) = nullptr;  // returns the FLOP done: the yardstick of peak.h
+  double (*fma_chains)(std::int64_t rounds) = nullptr;   // returns the FLOP done: the yardstick of peak.h
   double (*bf16_chains)(std::int64_t rounds) = nullptr;  // null where there is no bf16 dot product
 };
 

@@ -1,6 +1,7 @@
 // The forward pass on bf16 dot products (AVX-512 BF16): twice the products a cycle. The only file with x86 intrinsics.
 //
-// The same blocks as tiles_simd.cc, but a lane holds a pair of bf16 numbers and one instruction adds both of their products to an fp32 sum:
+// The same blocks as tiles_simd.cc, but a lane holds a pair of bf16 numbers and one instruction adds both of their
+// products to an fp32 sum:
 //   queries  [rows / kRows][pairs of head_dim][kPanel]
 //   keys     [keys / kColumns][pairs of head_dim][kColumns]
 //   values   [pairs of keys][padded(head_dim)]
@@ -31,7 +32,7 @@ using Index = std::int64_t;
 
 constexpr Index kLanes = 16, kRows = 14, kPanel = 16, kColumns = 2 * kLanes;
 constexpr Index kQueryTile = 84, kKeyChunk = 256;
-constexpr Index kScoreStride = kKeyChunk + 16;   // floats
+constexpr Index kScoreStride = kKeyChunk + 16;     // floats
 constexpr Index kWeightStride = kScoreStride / 2;  // pairs
 
 Index pairs(Index head_dim) { return (head_dim + 1) / 2; }
@@ -54,7 +55,8 @@ inline __m512 exp2_lanes(__m512 x) {
 
 // C[M x vectors] (+)= A B, `depth` in pairs: A(i, k) = a[i * kRowStep + k * kDepthStep].
 template <int M, int kVectors, bool kAccumulate, Index kRowStep, Index kDepthStep>
-inline void multiply_block(const std::int32_t* a, const std::int32_t* b, Index b_stride, Index depth, float* c, Index c_stride) {
+inline void multiply_block(const std::int32_t* a, const std::int32_t* b, Index b_stride, Index depth, float* c,
+                           Index c_stride) {
   __m512 sum[static_cast<std::size_t>(M)][static_cast<std::size_t>(kVectors)];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i)
@@ -82,12 +84,16 @@ template <int kVectors, bool kAccumulate, Index kRowStep, Index kDepthStep, int 
 HWY_NOINLINE void multiply(Index m, const std::int32_t* a, const std::int32_t* b, Index b_stride, Index depth, float* c,
                            Index c_stride) {
   if (m == M) return multiply_block<M, kVectors, kAccumulate, kRowStep, kDepthStep>(a, b, b_stride, depth, c, c_stride);
-  if constexpr (M > 1) multiply<kVectors, kAccumulate, kRowStep, kDepthStep, M - 1>(m, a, b, b_stride, depth, c, c_stride);
+  if constexpr (M > 1)
+    multiply<kVectors, kAccumulate, kRowStep, kDepthStep, M - 1>(m, a, b, b_stride, depth, c, c_stride);
 }
 
-const std::uint16_t* row_of(const SourceRows& rows, Index i) { return static_cast<const std::uint16_t*>(rows.data) + i * rows.stride; }
+const std::uint16_t* row_of(const SourceRows& rows, Index i) {
+  return static_cast<const std::uint16_t*>(rows.data) + i * rows.stride;
+}
 
-// kBlock rows side by side (kWidth lanes) for every pair of elements; what is not there is 0. `flip` is the sign bit or 0.
+// kBlock rows side by side (kWidth lanes) for every pair of elements; what is not there is 0. `flip` is the sign bit or
+// 0.
 template <Index kBlock, Index kWidth>
 void transpose_pairs(const SourceRows& rows, std::uint32_t flip, std::int32_t* target) {
   const Index depth = pairs(rows.head_dim);
@@ -101,8 +107,9 @@ void transpose_pairs(const SourceRows& rows, std::uint32_t flip, std::int32_t* t
       for (; 2 * k + 8 <= rows.head_dim; k += 4) {
         __m128i x[4];
         for (Index u = 0; u < 4; ++u)
-          x[u] = row[u] != nullptr ? _mm_xor_si128(sign, _mm_loadu_si128(reinterpret_cast<const __m128i*>(row[u] + 2 * k)))
-                                   : _mm_setzero_si128();
+          x[u] = row[u] != nullptr
+                     ? _mm_xor_si128(sign, _mm_loadu_si128(reinterpret_cast<const __m128i*>(row[u] + 2 * k)))
+                     : _mm_setzero_si128();
         const __m128i a = _mm_unpacklo_epi32(x[0], x[1]), b = _mm_unpacklo_epi32(x[2], x[3]);
         const __m128i e = _mm_unpackhi_epi32(x[0], x[1]), f = _mm_unpackhi_epi32(x[2], x[3]);
         std::int32_t* out = target + k * kWidth + i;
@@ -142,9 +149,11 @@ bool pack_values(const SourceRows& rows, void* packed) {
     const std::uint16_t* low = row_of(rows, j);
     const std::uint16_t* high = j + 1 < rows.count ? row_of(rows, j + 1) : nullptr;
     for (Index k = 0; k < width; k += kLanes) {
-      const auto lanes = static_cast<__mmask16>(k + kLanes <= rows.head_dim ? 0xffff : (1 << std::max<Index>(0, rows.head_dim - k)) - 1);
+      const auto lanes = static_cast<__mmask16>(
+          k + kLanes <= rows.head_dim ? 0xffff : (1 << std::max<Index>(0, rows.head_dim - k)) - 1);
       const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, low + k));
-      const __m512i y = high != nullptr ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, high + k)) : _mm512_setzero_si512();
+      const __m512i y =
+          high != nullptr ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, high + k)) : _mm512_setzero_si512();
       const __m512i pair = _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
       seen = static_cast<__mmask16>(seen | _mm512_cmpeq_epi32_mask(_mm512_and_si512(pair, exponents), exponents) |
                                     _mm512_cmpeq_epi32_mask(_mm512_and_si512(pair, high_exponents), high_exponents));
@@ -154,10 +163,13 @@ bool pack_values(const SourceRows& rows, void* packed) {
   return seen == 0;
 }
 
-Index visible_keys(Index i, Index diagonal, Index key_count) { return std::clamp<Index>(i + diagonal + 1, 0, key_count); }
+Index visible_keys(Index i, Index diagonal, Index key_count) {
+  return std::clamp<Index>(i + diagonal + 1, 0, key_count);
+}
 
 // Raw products in `scores` become bf16 weights; see soften_row in tiles_simd.cc.
-inline void soften_row(const float* scores, std::int32_t* weights, Index extent, float scale, const StateRows& state, Index width) {
+inline void soften_row(const float* scores, std::int32_t* weights, Index extent, float scale, const StateRows& state,
+                       Index width) {
   __m512 top0 = _mm512_set1_ps(kNothing), top1 = top0;
   for (Index j = 0; j < extent; j += kColumns) {
     top0 = _mm512_max_ps(top0, _mm512_loadu_ps(scores + j));
@@ -169,7 +181,8 @@ inline void soften_row(const float* scores, std::int32_t* weights, Index extent,
     *state.sum *= shrink;
     *state.maximum = top;
     const __m512 factor = _mm512_set1_ps(shrink);
-    for (Index k = 0; k < width; k += kLanes) _mm512_storeu_ps(state.values + k, _mm512_mul_ps(factor, _mm512_loadu_ps(state.values + k)));
+    for (Index k = 0; k < width; k += kLanes)
+      _mm512_storeu_ps(state.values + k, _mm512_mul_ps(factor, _mm512_loadu_ps(state.values + k)));
   }
   const __m512 m = _mm512_set1_ps(*state.maximum), factor = _mm512_set1_ps(scale);
   __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
@@ -206,7 +219,8 @@ void add_values(const AttendTile& tile, const std::int32_t* weights, Index i, In
   Index column = 0;
   for (; column + kColumns <= width; column += kColumns)
     multiply<2, true, kWeightStride, 1>(m, a, values + column, width, pairs(key_count), c + column, c_stride);
-  if (column < width) multiply<1, true, kWeightStride, 1>(m, a, values + column, width, pairs(key_count), c + column, c_stride);
+  if (column < width)
+    multiply<1, true, kWeightStride, 1>(m, a, values + column, width, pairs(key_count), c + column, c_stride);
 }
 
 void attend(const AttendTile& tile) {
@@ -266,8 +280,8 @@ Index query_tile_bytes(Index head_dim) { return kQueryTile / kRows * kPanel * pa
 Index key_chunk_bytes(Index head_dim) { return kKeyChunk / 2 * padded(head_dim) * 4; }
 
 bool has_bf16() {
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq");
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
 }  // namespace
