@@ -17,6 +17,7 @@ LAYERS = {
     "numeric": ["annulus"],
     "plan": ["annulus", "numeric"],
     "kernels": ["annulus", "numeric", "plan/phase.h", "plan/plan.h", "plan/rows.h", "plan/task.h"],
+    "transport": ["annulus", "numeric"],  # moves bytes; knows neither kernels nor plans
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
     "api": ["annulus", "numeric", "plan", "kernels"],
@@ -101,6 +102,7 @@ class Layers(unittest.TestCase):
             ("src/reference/reference.cc", '#include "plan/rows.h"'),
             ("src/kernels/cpu/forward.cc", '#include "plan/names.h"'),
             ("src/kernels/cpu/forward.cc", "#include <immintrin.h>"),
+            ("src/transport/threads.cc", '#include "kernels/thread_pool.h"'),
             ("src/api/attention.cc", '#include "cli/options.h"'),
             ("src/io/npy.cc", "#  include <nlohmann/json.hpp>"),
             ("src/plan/rows.cc", '#include "rows.h"'),

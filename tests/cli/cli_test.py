@@ -424,8 +424,8 @@ class Run(CliTest):
         self.assertNotEqual(self.report("run", *SMALL, "--backward", "--seed", "1")["checksum"], one)
         self.assertEqual(self.report("run", *SMALL, "--backward", "--deterministic", "--reproducible")["checksum"], one)
 
-    def test_generated_inputs_equal_the_same_inputs_from_files(self):
-        """out of one run as q, k, v of the next: once from a file, and the same values again from another kind of file."""
+    def test_the_same_inputs_from_either_kind_of_file(self):
+        """The out of one run as q, k and v of the next, once from each kind of file."""
         self.succeed("run", *SMALL, "--output", "a.safetensors", "--out", "a.npy")
         dtype, shape, data = read_safetensors(self.folder / "a.safetensors")["out"]
         self.assertEqual((dtype, shape), ("F32", [1, 40, 2, 8]))

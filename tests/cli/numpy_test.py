@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """`annulus run` on files written by numpy, against docs/semantics.md written down once more in numpy's float64.
 
-Nothing here knows of the C++ sources: the pattern is a matrix of counts (how many branches reach each pair), the output a
-softmax weighted by it, the gradients the closed forms of section 4. Skips, and says so, where numpy is not installed.
+Nothing here knows of the C++ sources: the pattern is a matrix of counts (how many branches reach each pair), the output
+a softmax weighted by it, the gradients the closed forms of section 4. Skips, and says so, where numpy is not installed.
 """
 
 import itertools

@@ -191,6 +191,7 @@ std::vector<HostileFile> texts() {
       text("InvalidLead", "\xff", "valid UTF-8"),
       text("CutCharacter", "\xe2\x82", "valid UTF-8"),
       hostile("CutCharacterAtTheEnd", "{\"\xe2\x82", "", "valid UTF-8"),
+      hostile("CharacterThatGoesOnInTheData", "{\"\xe2\x82", "\xac", "valid UTF-8"),
   };
 }
 

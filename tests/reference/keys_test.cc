@@ -121,6 +121,19 @@ TEST(KeySets, TableAndHeadRange) {
   EXPECT_EQ(keys_of(problem, 5, 3), Keys{});
 }
 
+TEST(KeySets, AHeadRangeDoesNotRenumberTheHeads) {
+  for (const Phase phase : {Phase::by_head, Phase::by_head_block}) {
+    Pattern pattern = make_pattern(Preset::longnet, {6}, {3}, 6);
+    pattern.phase = phase;
+    const Problem whole = resolve(make_problem(6, 6, pattern));
+    pattern.branches[0].first_head = 2;
+    const Problem part = resolve(make_problem(6, 6, pattern));
+    for (std::int64_t j = 0; j < 6; ++j)
+      for (std::int64_t t = 0; t < 6; ++t)
+        EXPECT_EQ(keys_of(part, t, j), j < 2 ? Keys{} : keys_of(whole, t, j)) << t << " " << j;
+  }
+}
+
 TEST(KeySets, AKeyOfTwoBranchesCountsTwice) {
   const Problem problem = resolve(make_problem(4, 1, make_pattern(Preset::longnet, {4, 2}, {1, 1}, 1)));
   EXPECT_EQ(keys_of(problem, 0, 0), (Keys{0, 0, 1, 1, 2, 3}));

@@ -1,0 +1,55 @@
+// The plan of one rank among p: what it sends and receives, step by step. Plain data from a pure function, so that all
+// p plans can be made and checked in one process.
+//
+// In step 0 a rank attends to its own keys. What step i > 0 receives has arrived before its keys are attended to, while
+// step i - 1 is computed. All ranks have the same number of steps, and what one sends in a step the other receives in
+// it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "annulus/problem.h"
+#include "plan/parcel.h"
+#include "plan/shard.h"
+
+namespace annulus {
+
+enum class Strategy {
+  exchange,  // only the rows that a rank's queries can see, straight from their owner
+  ring,      // every block of keys hops past every rank that needs it or has to pass it on
+  gather,    // everything at once: the collective baseline, O(N) memory
+};
+
+std::string_view name(Strategy strategy);
+Strategy parse_strategy(std::string_view text);  // throws InvalidArgument
+
+struct Message {
+  int peer = 0;
+  std::vector<Parcel> parcels;  // one behind the other
+
+  bool operator==(const Message&) const = default;
+};
+
+struct Step {
+  std::vector<Message> sends;     // at most one a peer
+  std::vector<Message> receives;  // at most one a peer
+};
+
+struct RankPlan {
+  std::vector<Rows> pieces;  // of this rank
+  std::vector<Step> steps;
+};
+
+// Takes a resolved problem and a resolved sharding.
+RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank);
+
+// Bytes of keys and values that a rank receives.
+std::int64_t received_bytes(const Problem& problem, const RankPlan& plan);
+std::int64_t sent_bytes(const Problem& problem, const RankPlan& plan);
+
+// What `receiver` must be sent of the rows of `owner`: the parcels of exchange.
+std::vector<Parcel> needed_parcels(const Problem& problem, const Sharding& sharding, int receiver, int owner);
+
+}  // namespace annulus
