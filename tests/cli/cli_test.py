@@ -608,5 +608,45 @@ class Bench(CliTest):
             self.assertIn(word, text)
 
 
+class Documentation(CliTest):
+    """docs/command-line.md has every option and every key, and no option that does not exist."""
+
+    PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
+    COMMANDS = ("info", "run", "verify", "bench")
+
+    def test_options(self):
+        option = re.compile(r"--[a-z][a-z-]*")
+        existing = {
+            word for command in self.COMMANDS for word in option.findall(self.succeed(command, "--help").stdout)
+        }
+        documented = set(option.findall(self.PAGE.read_text(encoding="utf-8")))
+        self.assertEqual(existing - documented, set())
+        self.assertEqual(documented - existing, {"--help"} - existing)
+
+    def test_keys(self):
+        page = self.PAGE.read_text(encoding="utf-8")
+
+        def check(value):
+            if isinstance(value, list):
+                value = value[0] if value else {}
+            if not isinstance(value, dict):
+                return
+            for key, inner in value.items():
+                self.assertRegex(page, rf'[`."]{re.escape(key)}[`"]', f"{key} is not documented")
+                if key not in ("components", "checksum"):  # keyed by tensors
+                    check(inner)
+
+        grid = ["--grid", "--grid-samples", "1"]
+        bench = ["--backward", "--repeats", "1", "--min-seconds", "0"]
+        for words in (
+            ["info"],
+            ["run", *SMALL, "--backward"],
+            ["verify", *SMALL],
+            ["verify", *grid],
+            ["bench", *SMALL, *bench],
+        ):
+            check(self.report(*words))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -50,11 +50,20 @@ constexpr Index kBackwardQueries = kRows * (112 / kRows);
 constexpr Index kBackwardKeys = 256;
 static_assert(kKeyChunk % kColumns == 0 && kBackwardKeys % kColumns == 0);
 
+// Max that keeps a NaN: x86 returns the second argument when either is NaN, ARM returns NaN, plain C++ must be asked.
+HWY_INLINE V at_least(D d, float low, V x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
+#else
+  return hn::Max(hn::Set(d, low), x);
+#endif
+}
+
 // 2^x for x <= 127, relative error 8e-8: minimax polynomial of degree 5 on [-0.5, 0.5]. Exactly 0 for x <= -127, so
-// that a masked logit of -inf weighs nothing at all. Max returns its second argument when one is NaN.
+// that a masked logit of -inf weighs nothing at all.
 HWY_INLINE V exp2(D d, V x) {
   const hn::RebindToSigned<D> di;
-  x = hn::Max(hn::Set(d, -127.0f), x);
+  x = at_least(d, -127.0f, x);
   const V magic =
       hn::Set(d, 12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, into the low mantissa bits
   const V t = hn::Add(x, magic);

@@ -1,0 +1,48 @@
+// The transport of ranks that are MPI processes.
+//
+//   MpiProcess process(&argc, &argv);               // outlives everything that uses MPI, and the error messages too
+//   auto transport = process.make_transport(options);
+//
+// MPI moves bytes only inside its calls, so a rank that computes must poll() every millisecond or so. This header needs
+// no MPI: only the library behind it does.
+#pragma once
+
+#include <memory>
+
+#include "transport/transport.h"
+
+namespace annulus {
+
+// Messages travel in pieces, packed into memory of the transport's own: no MPI request ever points into a caller's
+// memory. What is in flight at a time is limited by the slots, so fast networks with rare polls want more of them.
+struct MpiOptions {
+  std::int64_t piece_bytes = std::int64_t{256} << 10;
+  int slots = 32;  // pieces in flight, sent and received each
+};
+
+// What a transport of a group of `size` ranks takes for itself.
+std::int64_t mpi_staging_bytes(int size, const MpiOptions& options = {});
+
+struct MpiWorld;
+
+// MPI in this process, from MPI_Init to MPI_Finalize, or MPI_Abort where that is the only way out.
+class MpiProcess {
+ public:
+  MpiProcess(int* argc, char*** argv);
+  // Ends together with all other processes. If a group has failed and some of them do not come within ten seconds or
+  // the timeout, calls MPI_Abort: all processes end with exit code 3. So print before this.
+  ~MpiProcess();
+  MpiProcess(const MpiProcess&) = delete;
+  MpiProcess& operator=(const MpiProcess&) = delete;
+
+  int rank() const;
+  int size() const;
+
+  // A group of all processes: they make their groups in the same order. Does not wait for anybody.
+  std::unique_ptr<Transport> make_transport(const TransportOptions& options = {}, const MpiOptions& mpi = {});
+
+ private:
+  std::shared_ptr<MpiWorld> world_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,63 @@
+// Pieces: a bounded number of pieces of messages in flight in one direction, in memory of their own.
+//
+// A piece has a slot from start to completion. Whoever starts it says what it belongs to and gets that back.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/mpi_world.h"
+
+namespace annulus {
+
+class Pieces {
+ public:
+  struct Piece {
+    std::size_t message = 0;  // index of the message, and where the piece lies in it
+    std::int64_t offset = 0;
+    std::int64_t bytes = 0;
+    int peer = 0;
+  };
+
+  Pieces(const MpiWorld& world, int tag, int slots, std::int64_t piece_bytes);
+  ~Pieces();
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
+
+  bool full() const { return free_.empty(); }
+
+  // The memory of the slot that the next piece will have.
+  std::span<std::byte> next_slot();
+  void send(const Piece& piece);
+  void receive(const Piece& piece);
+
+  // Pieces that are complete, with their bytes: valid until the next call of anything here.
+  struct Complete {
+    Piece piece;
+    std::span<const std::byte> bytes;  // as many as have come
+  };
+  const std::vector<Complete>& collect();
+
+  // Gives up what is in flight.
+  void cancel();
+
+ private:
+  std::span<std::byte> slot(int index);
+  void start(const Piece& piece, MPI_Request request);
+
+  MPI_Comm comm_;
+  int tag_;
+  std::int64_t piece_bytes_;
+  std::vector<std::byte> memory_;
+  std::vector<int> free_;
+  // In flight, side by side.
+  std::vector<MPI_Request> requests_;
+  std::vector<Piece> pieces_;
+  std::vector<int> slots_;
+  std::vector<Complete> complete_;
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace annulus
