@@ -16,8 +16,7 @@
 namespace annulus::cpu {
 namespace {
 
-constexpr std::int64_t kWindow = std::int64_t{1}
-                                 << 15;  // items between two barriers: bounds the progress counters whatever N is
+constexpr std::int64_t kWindow = 32'768;  // items between two barriers: bounds the progress counters whatever N is
 constexpr std::int64_t kDone = INT64_MAX;
 
 // Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv
@@ -199,11 +198,14 @@ class Stretch {
 };
 
 void clear(const Context& context, const TensorView& view) {
-  ThreadPool::shared().run(view.shape[0] * view.shape[1], context.threads, [&](std::int64_t index, int) {
-    for (std::int64_t head = 0; head < view.shape[2]; ++head) {
-      auto* row = reinterpret_cast<float*>(row_pointer(view, index / view.shape[1], index % view.shape[1], head));
-      std::fill_n(row, view.shape[3], 0.0f);
-    }
+  constexpr std::int64_t kTokens = 256;  // enough work for one task
+  const std::int64_t stretches = (view.shape[1] + kTokens - 1) / kTokens;
+  ThreadPool::shared().run(view.shape[0] * stretches, context.threads, [&](std::int64_t index, int) {
+    const std::int64_t batch = index / stretches;
+    const std::int64_t begin = index % stretches * kTokens;
+    for (std::int64_t token = begin; token < std::min(begin + kTokens, view.shape[1]); ++token)
+      for (std::int64_t head = 0; head < view.shape[2]; ++head)
+        std::fill_n(reinterpret_cast<float*>(row_pointer(view, batch, token, head)), view.shape[3], 0.0f);
   });
 }
 
