@@ -30,6 +30,7 @@ FOREIGN = {
     "immintrin.h": ["src/kernels/cpu/tiles_bf16.cc"],
     "x86intrin.h": [],
     "arm_neon.h": [],
+    "mpi.h": ["src/transport/"],
     "CLI/": ["src/cli/"],
     "nlohmann/": ["src/cli/"],
 }

@@ -34,6 +34,14 @@ std::int64_t extent(const Shape& shape, const Shape& stride, std::size_t from) {
   return last + 1;
 }
 
+// Byte offsets are counted in 64 bits.
+bool leaves_address_space(const Shape& shape, const Shape& stride) {
+  long double last = 0;
+  for (std::size_t i = 0; i < 4; ++i)
+    last += static_cast<long double>(shape[i] - 1) * static_cast<long double>(stride[i]);
+  return last > 0x1p60L;
+}
+
 // Whether two of the view's own elements may share memory: sorted by stride, each axis must step over all of the finer
 // ones.
 bool folds_onto_itself(const Shape& shape, const Shape& stride) {
@@ -69,6 +77,10 @@ void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::in
     if (view.stride[i] < 0)
       throw InvalidArgument("strides of " + std::string(name) + " must not be negative; got " + text(view.stride) +
                             ": copy the tensor");
+  if (leaves_address_space(view.shape, view.stride))
+    throw InvalidArgument("the last element of " + std::string(name) +
+                          " must lie within 2^60 elements of the first; got strides " + text(view.stride) +
+                          " for shape " + text(view.shape) + ": use smaller strides");
   check_aligned(name, view.data, size_of(view.dtype));
   if (written && folds_onto_itself(view.shape, view.stride))
     throw InvalidArgument("no two elements of the output " + std::string(name) + " may share memory; got strides " +

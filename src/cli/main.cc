@@ -22,9 +22,11 @@ int fail(int code, std::string message) {
 
 int run_command(const std::vector<Command>& commands) {
   try {
-    for (const Command& command : commands)
-      if (command.app->parsed()) return command.run();
-    return kBadUsage;  // the parser requires a command
+    const auto chosen = std::ranges::find_if(commands, [](const Command& command) { return command.app->parsed(); });
+    const int code = chosen->run();  // the parser requires a command
+    if (!std::cout.flush())
+      throw DeviceError("what there is to say must reach stdout; writing failed: check where stdout goes");
+    return code;
   } catch (const InvalidArgument& error) {
     return fail(kBadUsage, error.what());
   } catch (const Unsupported& error) {

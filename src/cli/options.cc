@@ -96,6 +96,11 @@ Pattern pattern_of(const ProblemOptions& options, std::int64_t heads) {
 
 }  // namespace
 
+CLI::Option* add_text(CLI::App& command, const std::string& flag, Text& value, const std::string& help) {
+  return command.add_option_function<std::string>(
+      flag, [&value](const std::string& text) { value = text; }, help);
+}
+
 void add_report_options(CLI::App& command, ReportOptions& options) {
   command.add_option("--json", options.json, "Write one JSON object to FILE; - for stdout")->type_name("FILE");
   command.add_flag("--quiet", options.quiet, "No progress and no text; errors and --json remain");
@@ -105,7 +110,7 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   ProblemOptions& problem = options.problem;
   problem.defaults = defaults;
   const auto text = [&](const char* flag, Text& value, const std::string& help, const char* type) {
-    command.add_option(flag, value, help)->type_name(type)->group("Problem");
+    add_text(command, flag, value, help)->type_name(type)->group("Problem");
   };
   const auto flag = [&](const char* name, bool& value, const char* help) {
     command.add_flag(name, value, help)->group("Problem");
@@ -133,12 +138,12 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   flag("--deterministic", problem.deterministic, "The same bits run after run (on one CPU rank always so)");
   flag("--reproducible", problem.reproducible, "The same bits for every number of ranks (on one CPU rank always so)");
   command.add_option("--device", options.machine.device, "cpu")->type_name("NAME")->group("Machine");
-  command.add_option("--threads", options.machine.threads, "Threads (default: all usable cores)")
+  add_text(command, "--threads", options.machine.threads, "Threads (default: all usable cores)")
       ->type_name("N")
       ->group("Machine");
   command
       .add_option("--instruction-set", options.machine.instruction_set,
-                  "One that `annulus info` lists (default: the best)")
+                  "One that `annulus info` lists (default: the best; verify: all)")
       ->type_name("NAME")
       ->group("Machine");
   add_report_options(command, options.report);

@@ -50,6 +50,10 @@ struct CommandOptions {
   ReportOptions report;
 };
 
+// An option that keeps its text, empty or not. (How CLI11 fills a std::optional from an empty text depends on its
+// version.)
+CLI::Option* add_text(CLI::App& command, const std::string& flag, Text& value, const std::string& help);
+
 void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaults& defaults);
 void add_report_options(CLI::App& command, ReportOptions& options);
 

@@ -108,7 +108,7 @@ Command add_run(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   add_options(*command, *options, {.tokens = "4k", .segments = "2048,4096", .dilations = "1,2"});
   add_file_options(*command, options->files);
-  command->add_option("--picture", options->picture, "Draw the pattern of one head (default 0)")
+  add_text(*command, "--picture", options->picture, "Draw the pattern of one head (default 0)")
       ->type_name("HEAD")
       ->expected(0, 1)
       ->default_str("0");

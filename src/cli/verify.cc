@@ -196,8 +196,7 @@ Command add_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
   add_options(*command, *options, kDefaults);
   command->add_flag("--grid", options->grid, "Many awkward problems instead of one");
-  command->add_option("--grid-samples", options->grid_samples, "Only so many of them, chosen by --seed")
-      ->type_name("N");
+  add_text(*command, "--grid-samples", options->grid_samples, "Only so many of them, chosen by --seed")->type_name("N");
   return {command, [options] {
             if (options->grid_samples && !options->grid)
               throw InvalidArgument("--grid-samples belongs to --grid; got it alone: add --grid");

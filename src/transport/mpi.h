@@ -14,16 +14,19 @@
 namespace annulus {
 
 // Messages travel in pieces, packed into memory of the transport's own: no MPI request ever points into a caller's
-// memory. What is in flight at a time is limited by the slots, so fast networks with rare polls want more of them.
+// memory. What is in flight is limited by the slots for pieces, so a network that moves more than a megabyte between
+// two polls wants more of them. The receiver has several times as many as the sender: its word that a slot is free
+// again queues behind what it sends itself.
 struct MpiOptions {
   std::int64_t piece_bytes = std::int64_t{256} << 10;
-  int slots = 32;  // pieces in flight, sent and received each
+  int send_slots = 16;
+  int receive_slots = 64;
 };
 
 // What a transport of a group of `size` ranks takes for itself.
 std::int64_t mpi_staging_bytes(int size, const MpiOptions& options = {});
 
-struct MpiWorld;
+struct MpiWorld;  // what the files of this transport share
 
 // MPI in this process, from MPI_Init to MPI_Finalize, or MPI_Abort where that is the only way out.
 class MpiProcess {

@@ -8,30 +8,48 @@ namespace annulus {
 
 static_assert(std::is_trivially_copyable_v<Note>, "notes travel as bytes");
 
+Note Note::of(const Report& report) {
+  Note note{.kind = NoteKind::report};
+  note.frame.step = report.step;
+  note.still_ns = std::chrono::nanoseconds(report.still).count();
+  note.waiting = report.waiting ? 1 : 0;
+  note.waits_for = report.waits_for;
+  return note;
+}
+
+Report Note::report() const {
+  return {
+      .waiting = waiting != 0, .waits_for = waits_for, .step = frame.step, .still = std::chrono::nanoseconds(still_ns)};
+}
+
 NoteChannel::NoteChannel(const MpiWorld& world, int tag)
-    : comm_(world.comm), tag_(tag), buffer_(sizeof(Note) + kMaxTextBytes) {
+    : comm_(world.comm),
+      tag_(tag),
+      buffer_(sizeof(Note) + kMaxTextBytes),
+      known_(static_cast<std::size_t>(world.size)) {
   listen();
 }
 
 NoteChannel::~NoteChannel() {
   MPI_Cancel(&receive_);
   MPI_Wait(&receive_, MPI_STATUS_IGNORE);  // at once: either a note is here, or the receive is cancelled
-  reap();
   for (Sent& note : sent_) keep_for_mpi(std::move(note.bytes));
 }
 
 void NoteChannel::listen() {
-  check_mpi(MPI_Irecv(buffer_.data(), static_cast<int>(buffer_.size()), MPI_BYTE, MPI_ANY_SOURCE, tag_, comm_, &receive_),
-            "MPI_Irecv");
+  check_mpi(
+      MPI_Irecv(buffer_.data(), static_cast<int>(buffer_.size()), MPI_BYTE, MPI_ANY_SOURCE, tag_, comm_, &receive_),
+      "MPI_Irecv");
 }
 
-void NoteChannel::send(int peer, Note note, std::string_view text) {
+void NoteChannel::send(int peer, const Note& note, std::string_view text) {
+  known_[static_cast<std::size_t>(peer)] = true;
   text = text.substr(0, kMaxTextBytes);
-  note.text_bytes = static_cast<std::int32_t>(text.size());
-  Sent& sent = sent_.emplace_back(Sent{std::vector<std::byte>(sizeof note + text.size()), MPI_REQUEST_NULL});
-  std::memcpy(sent.bytes.data(), &note, sizeof note);
-  std::memcpy(sent.bytes.data() + sizeof note, text.data(), text.size());
-  check_mpi(MPI_Isend(sent.bytes.data(), static_cast<int>(sent.bytes.size()), MPI_BYTE, peer, tag_, comm_, &sent.request),
+  const std::size_t bytes = sizeof note + text.size();
+  Sent& sent = sent_.emplace_back(Sent{std::make_unique<std::byte[]>(bytes), MPI_REQUEST_NULL});
+  std::memcpy(sent.bytes.get(), &note, sizeof note);
+  std::memcpy(sent.bytes.get() + sizeof note, text.data(), text.size());
+  check_mpi(MPI_Isend(sent.bytes.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag_, comm_, &sent.request),
             "MPI_Isend");
   reap();
 }
@@ -45,6 +63,7 @@ std::optional<NoteChannel::Received> NoteChannel::next() {
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
   Received received{.source = status.MPI_SOURCE, .note = {}, .text = {}};
+  known_[static_cast<std::size_t>(received.source)] = true;
   const auto whole = static_cast<std::size_t>(bytes);
   if (whole >= sizeof(Note)) std::memcpy(&received.note, buffer_.data(), sizeof(Note));
   if (whole < sizeof(Note) || received.note.version != Note::kVersion)

@@ -24,16 +24,18 @@ enum class NoteKind : std::int32_t { offer, request, grant, ask, report, failure
 struct Note {
   static constexpr std::uint32_t kVersion = 0x616e6e01;
 
+  static Note of(const Report& report);
+  Report report() const;
+
   NoteKind kind = NoteKind::ask;
   std::uint32_t version = kVersion;
-  Frame frame;
+  Frame frame = {};
   std::int64_t piece_bytes = 0;  // offer, request: must be the same on both sides
   std::int64_t pieces = 0;       // request, grant
-  std::int64_t still_ns = 0;     // report, with the next two
-  std::int32_t waiting = 0;
-  std::int32_t waits_for = -1;
-  std::int32_t lost = -1;  // failure: the rank that is silent, if that is why
-  std::int32_t text_bytes = 0;
+  std::int64_t still_ns = 0;     // report
+  std::int32_t waiting = 0;      // report
+  std::int32_t waits_for = -1;   // report
+  std::int64_t lost = -1;        // failure: the rank that is silent, if that is why
 };
 
 class NoteChannel {
@@ -45,7 +47,7 @@ class NoteChannel {
   NoteChannel(const NoteChannel&) = delete;
   NoteChannel& operator=(const NoteChannel&) = delete;
 
-  void send(int peer, Note note, std::string_view text = {});
+  void send(int peer, const Note& note, std::string_view text = {});
 
   struct Received {
     int source;
@@ -54,12 +56,14 @@ class NoteChannel {
   };
   std::optional<Received> next();
 
+  bool knows(int peer) const { return known_[static_cast<std::size_t>(peer)]; }  // it has sent or got a note
+
   // Makes progress until all notes are on their way or the time is over.
   void flush(std::chrono::milliseconds time);
 
  private:
   struct Sent {
-    std::vector<std::byte> bytes;
+    std::unique_ptr<std::byte[]> bytes;
     MPI_Request request;
   };
   void listen();
@@ -70,6 +74,7 @@ class NoteChannel {
   std::vector<std::byte> buffer_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::deque<Sent> sent_;  // not yet complete
+  std::vector<bool> known_;
 };
 
 }  // namespace annulus

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -39,8 +40,8 @@ class Pieces {
   };
   const std::vector<Complete>& collect();
 
-  // Gives up what is in flight.
-  void cancel();
+  // Gives up what has not begun to arrive.
+  void cancel_receives();
 
  private:
   std::span<std::byte> slot(int index);
@@ -49,7 +50,7 @@ class Pieces {
   MPI_Comm comm_;
   int tag_;
   std::int64_t piece_bytes_;
-  std::vector<std::byte> memory_;
+  std::unique_ptr<std::byte[]> memory_;  // left untouched until a slot is used; the last one freed is used first
   std::vector<int> free_;
   // In flight, side by side.
   std::vector<MPI_Request> requests_;

@@ -22,11 +22,11 @@ struct MpiWorld {
   int groups = 0;         // made so far; tags keep their messages apart
   // After a failure the processes end differently.
   bool failed = false;
-  std::set<int> lost;                   // ranks that will probably not come to the end
+  std::set<int> lost;                     // ranks that will hardly come to the end
   std::chrono::milliseconds patience{0};  // with the others
 };
 
-// The next message of a failing MPI call would be its last: Open MPI 4 ends the job itself in nearly all cases.
+// For MPI libraries that return errors. Open MPI 4 ends the job itself instead in nearly all cases.
 inline void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -36,8 +36,8 @@ inline void check_mpi(int code, const char* call) {
 }
 
 // Memory that MPI may still use after a failure: kept until the process ends.
-inline void keep_for_mpi(std::vector<std::byte> memory) {
-  static auto& kept = *new std::vector<std::vector<std::byte>>;
+inline void keep_for_mpi(std::unique_ptr<std::byte[]> memory) {
+  static auto& kept = *new std::vector<std::unique_ptr<std::byte[]>>;
   kept.push_back(std::move(memory));
 }
 

@@ -21,7 +21,8 @@ namespace {
 using Clock = Vigil::Clock;
 using Lock = std::unique_lock<std::mutex>;
 
-constexpr std::size_t kChunkBytes = std::size_t{1} << 20;  // some 100 us: how long a rank that gives up may have to wait
+constexpr std::size_t kChunkBytes = std::size_t{1}
+                                    << 20;  // some 100 us: how long a rank that gives up may have to wait
 
 struct Box {
   const Send* send = nullptr;  // both are members of their ranks' exchanges under way
@@ -31,11 +32,11 @@ struct Box {
 };
 
 struct Member {
-  std::condition_variable news;                       // for the member's own threads, with Group::mutex
-  std::atomic<bool> has_news{false};                  // `ready` has something, or the group has failed
-  std::atomic<int> under_way{0};                      // transfers of its exchange
+  std::condition_variable news;                         // for the member's own threads, with Group::mutex
+  std::atomic<bool> has_news{false};                    // `ready` has something, or the group has failed
+  std::atomic<int> under_way{0};                        // transfers of its exchange
   std::atomic<Clock::time_point> called{Clock::now()};  // last
-  std::vector<int> ready;                             // ranks whose message lies ready to be copied
+  std::vector<int> ready;                               // ranks whose message lies ready to be copied
   Report report;
   Clock::time_point reported{};
   bool left = false;
@@ -184,8 +185,8 @@ void ThreadTransport::wait() {
 }
 
 void ThreadTransport::finish(Lock& lock) {
-  const auto slice = std::clamp<Clock::duration>(options_.timeout / 16, std::chrono::milliseconds(1),
-                                                 std::chrono::milliseconds(100));
+  const auto slice =
+      std::clamp<Clock::duration>(options_.timeout / 16, std::chrono::milliseconds(1), std::chrono::milliseconds(100));
   vigil_.begin(Clock::now());
   for (;;) {
     check_failure(lock);
@@ -274,7 +275,7 @@ void ThreadTransport::look_around(Lock& lock) {
 }
 
 void ThreadTransport::check_failure(Lock& lock) {
-  if (options_.stop != nullptr && *options_.stop) group_->fail(gave_up(rank_, at_, "it was told to stop"));
+  if (options_.stop != nullptr && *options_.stop) group_->fail(told_to_stop(rank_, at_, unfinished_peers()));
   if (!group_->failed) return;
   withdraw(lock);
   throw TransportError(group_->failure);

@@ -1,7 +1,7 @@
 #include "transport/trouble.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <vector>
 
 namespace annulus {
 namespace {
@@ -59,6 +59,17 @@ std::string disagreement(int sender, const Frame& sent, int receiver, const Fram
 
 std::string gave_up(int rank, const Frame& at, const std::string& reason) {
   return name(rank) + " gave up " + place(at) + ": " + reason;
+}
+
+// Whoever told it to stop may have done so because of one of those that it waits for: mpirun does when a rank is killed.
+std::string told_to_stop(int rank, const Frame& at, std::vector<int> waits_for) {
+  std::ranges::sort(waits_for);
+  const auto [end, last] = std::ranges::unique(waits_for);
+  waits_for.erase(end, last);
+  std::string reason = "it was told to stop";
+  for (std::size_t i = 0; i < waits_for.size(); ++i)
+    reason += (i == 0 ? " while it waited for " : " and ") + name(waits_for[i]);
+  return gave_up(rank, at, reason);
 }
 
 std::string left_unfinished(int rank, const Frame& at) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "transport/transport.h"
 #include "transport/vigil.h"
@@ -26,6 +27,7 @@ std::string seconds(std::chrono::steady_clock::duration duration);  // 0.25 s
 
 std::string disagreement(int sender, const Frame& sent, int receiver, const Frame& expected);
 std::string gave_up(int rank, const Frame& at, const std::string& reason);
+std::string told_to_stop(int rank, const Frame& at, std::vector<int> waits_for);
 std::string left_unfinished(int rank, const Frame& at);
 
 // The verdict of rank `rank`, which waits at `at`. The report is the last one of the rank that it is about.

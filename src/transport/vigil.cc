@@ -13,9 +13,7 @@ void Vigil::begin(Time now) {
 
 void Vigil::moved(Time now) { moved_ = now; }
 
-void Vigil::hear(int peer, Time when) {
-  of(peer).heard = std::max(of(peer).heard, when);
-}
+void Vigil::hear(int peer, Time when) { of(peer).heard = std::max(of(peer).heard, when); }
 
 void Vigil::hear(int peer, const Report& report, Time when) {
   hear(peer, when);

@@ -1,4 +1,5 @@
-// Section 7: the same bits run after run, for every number of threads, with the caller's workspace or without, alone or beside other calls.
+// Section 7: the same bits run after run, for every number of threads, with the caller's workspace or without, alone or
+// beside other calls.
 #include <cmath>
 #include <thread>
 
@@ -30,7 +31,8 @@ std::string differences(const Problem& problem, const Inputs& inputs, const std:
   for (const int threads : {1, 2, 3, 7}) {
     way.options.threads = threads;
     way.brings_workspace = threads != 1;
-    if (compute(problem, inputs, way).bits() != want) return support::describe(way) + " differs: " + support::describe(problem);
+    if (compute(problem, inputs, way).bits() != want)
+      return support::describe(way) + " differs: " + support::describe(problem);
   }
   return "";
 }
@@ -42,7 +44,8 @@ RC_GTEST_PROP(AttentionBitsProperty, DoNotDependOnThreads, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
-// Long enough that the number of threads changes how rows are dealt out, and that a group has several stretches of keys.
+// Long enough that the number of threads changes how rows are dealt out, and that a group has several stretches of
+// keys.
 constexpr std::int64_t kLong = 2100;
 
 Problem long_problem(DType dtype, bool causal) {
@@ -77,7 +80,8 @@ TEST(AttentionBits, DoNotDependOnThreadsInLongSequences) {
   });
 }
 
-// Weights of 0, values of 0 and of -0, maxima that jump: whatever the dealing of rows could change in the signs of zeros.
+// Weights of 0, values of 0 and of -0, maxima that jump: whatever the dealing of rows could change in the signs of
+// zeros.
 TEST(AttentionBits, DoNotDependOnThreadsWhereResultsVanish) {
   for_each_case([](Problem problem, const std::string& instruction_set, std::int64_t number) {
     problem.pattern = make_pattern(Preset::longnet, {5000}, {1}, 2);
@@ -151,7 +155,8 @@ TEST(AttentionBits, AUsedWorkspaceIsAsGoodAsANewOne) {
   problem.pattern = make_pattern(Preset::torchscale, {100, 300}, {1, 2}, 3);
   const Attention attention(problem);
   const Inputs inputs = draw_inputs(attention.problem(), 12);
-  support::Workspace workspace(std::max(attention.workspace_bytes(Pass::forward), attention.workspace_bytes(Pass::backward)));
+  support::Workspace workspace(
+      std::max(attention.workspace_bytes(Pass::forward), attention.workspace_bytes(Pass::backward)));
   std::vector<std::uint32_t> first;
   for (int round = 0; round < 3; ++round) {
     Call call(attention.problem(), inputs);

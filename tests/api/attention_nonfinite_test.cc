@@ -1,5 +1,5 @@
-// Section 8: a NaN or an infinity in one input row reaches exactly the rows that may see it. The reference says which: it computes with NaN
-// and infinities as IEEE has them, and compare() wants each where the reference has it.
+// Section 8: a NaN or an infinity in one input row reaches exactly the rows that may see it. The reference says which:
+// it computes with NaN and infinities as IEEE has them, and compare() wants each where the reference has it.
 #include <cmath>
 #include <limits>
 
@@ -41,8 +41,9 @@ std::string faults(const Problem& problem, Inputs inputs, const Spot& spot, doub
   std::string all;
   for (const Way& way : support::each_instruction_set()) {
     const std::string fault = yardstick.faults(inputs, way);
-    if (!fault.empty()) all += fault + ", tensor " + std::to_string(spot.tensor) + " element " + std::to_string(spot.element) + " = " +
-                               std::to_string(value) + "\n";
+    if (!fault.empty())
+      all += fault + ", tensor " + std::to_string(spot.tensor) + " element " + std::to_string(spot.element) + " = " +
+             std::to_string(value) + "\n";
   }
   return all;
 }
@@ -112,9 +113,11 @@ TEST(AttentionNonfinite, AScaleOfZeroTimesInfinityIsNaN) {
   }
 }
 
-// A NaN has many faces: payloads, signalling ones, negative ones. None may turn into a number on its way through the kernels.
+// A NaN has many faces: payloads, signalling ones, negative ones. None may turn into a number on its way through the
+// kernels.
 TEST(AttentionNonfinite, EveryKindOfNaNIsOne) {
-  const std::vector<std::uint32_t> fp32{0x7fc00000u, 0x7f800001u, 0x7fc00001u, 0xffc00000u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7fa00000u};
+  const std::vector<std::uint32_t> fp32{0x7fc00000u, 0x7f800001u, 0x7fc00001u, 0xffc00000u,
+                                        0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7fa00000u};
   const std::vector<std::uint32_t> bf16{0x7fc0u, 0x7f81u, 0x7fc1u, 0xffc0u, 0xff81u, 0x7fffu, 0xffffu};
   const std::vector<std::uint32_t> fp16{0x7e00u, 0x7c01u, 0x7e01u, 0xfe00u, 0xfc01u, 0x7fffu, 0xffffu};
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16})
@@ -136,7 +139,8 @@ TEST(AttentionNonfinite, EveryKindOfNaNIsOne) {
             call.forward(attention);
             call.backward(attention);
             EXPECT_EQ(call.fault() + yardstick.faults(call.result()), "")
-                << std::hex << bits << " in tensor " << tensor << ", " << support::describe(problem) << " by " << support::describe(way);
+                << std::hex << bits << " in tensor " << tensor << ", " << support::describe(problem) << " by "
+                << support::describe(way);
           }
       }
     }

@@ -1,5 +1,5 @@
-// The product against the reference, by the rule of section 7: random problems of every kind, any memory layout, and what an Attention says of
-// itself.
+// The product against the reference, by the rule of section 7: random problems of every kind, any memory layout, and
+// what an Attention says of itself.
 #include "annulus/attention.h"
 
 #include <cmath>
@@ -116,7 +116,8 @@ TEST(Attention, InputsMayBeBroadcastOverTheBatch) {
   EXPECT_TRUE(broadcast.bits() == compute(problem, inputs).bits());
 }
 
-// Packed projections: q, k, v in one buffer [batch, tokens, heads + 2 kv_heads, head_dim]; out, dq, dk, dv in others like it.
+// Packed projections: q, k, v in one buffer [batch, tokens, heads + 2 kv_heads, head_dim]; out, dq, dk, dv in others
+// like it.
 TEST(Attention, PackedBuffersAreFine) {
   const Problem problem = small_problem();
   const Inputs inputs = draw_inputs(problem, 4);
@@ -126,7 +127,8 @@ TEST(Attention, PackedBuffersAreFine) {
   std::vector<float> packed(count), gradients(count, NAN);
   const auto view = [&](std::vector<float>& buffer, std::int64_t first_head, std::int64_t heads) {
     return TensorView(buffer.data() + first_head * problem.head_dim, problem.dtype,
-                      {problem.batch, problem.tokens, heads, problem.head_dim}, {problem.tokens * row, row, problem.head_dim, 1});
+                      {problem.batch, problem.tokens, heads, problem.head_dim},
+                      {problem.tokens * row, row, problem.head_dim, 1});
   };
   const auto copy = [&](const std::vector<double>& from, std::int64_t first_head, std::int64_t heads) {
     std::size_t i = 0;
@@ -150,7 +152,8 @@ TEST(Attention, PackedBuffersAreFine) {
     std::size_t i = 0;
     for (std::int64_t t = 0; t < problem.batch * problem.tokens; ++t)
       for (std::int64_t e = 0; e < heads * problem.head_dim; ++e)
-        ASSERT_EQ(static_cast<double>(gradients[static_cast<std::size_t>(t * row + first_head * problem.head_dim + e)]), want[i++]);
+        ASSERT_EQ(static_cast<double>(gradients[static_cast<std::size_t>(t * row + first_head * problem.head_dim + e)]),
+                  want[i++]);
   };
   expect_same(separate.dq.read(), 0, problem.heads);
   expect_same(separate.dk.read(), k_head, problem.kv_heads);
@@ -214,7 +217,8 @@ TEST(Attention, SaysWhatItIs) {
     EXPECT_EQ(forced.instruction_set(), instruction_set);
     EXPECT_EQ(forced.threads(), 3);
   }
-  EXPECT_EQ(Attention(problem, {.threads = 1, .instruction_set = "auto"}).instruction_set(), instruction_sets().front());
+  EXPECT_EQ(Attention(problem, {.threads = 1, .instruction_set = "auto"}).instruction_set(),
+            instruction_sets().front());
 }
 
 TEST(Attention, MovesAndStillWorks) {
@@ -238,7 +242,8 @@ TEST(Attention, RefusesWhatTheCpuCannotDo) {
     support::expect_refused([&] { Attention(problem, {.threads = threads, .instruction_set = ""}); },
                             {"threads", "got " + std::to_string(threads), "0 takes all cores"});
   problem.head_dim = 513;
-  support::expect_refused_as<Unsupported>([&] { Attention{problem}; }, {"head sizes from 1 to 512", "got 513", "split"});
+  support::expect_refused_as<Unsupported>([&] { Attention{problem}; },
+                                          {"head sizes from 1 to 512", "got 513", "split"});
   problem.head_dim = 512;
   EXPECT_NO_THROW(Attention{problem});
   problem.heads = 3;

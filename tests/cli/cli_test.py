@@ -154,6 +154,15 @@ class Usage(CliTest):
         self.assertIn("checksum", json.loads((self.folder / "r.json").read_text()))
         self.refuse(2, ["missing/r.json"], "run", *SMALL, "--json", "missing/r.json")
 
+    def test_a_full_device_behind_stdout(self):
+        for words in [], ["--json", "-"]:
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                result = subprocess.run(
+                    [TOOL, "run", *SMALL, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+                )
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn("stdout", result.stderr)
+
 
 class BadInput(CliTest):
     """docs/semantics.md, section 9, as far as one rank has it: rule, value, remedy, and no output touched."""

@@ -24,7 +24,8 @@ TEST(Peak, IsAPositiveNumberOfANamedInstruction) {
 TEST(Peak, OfSeveralThreads) { EXPECT_GT(measure_peak("auto", DType::fp32, 3).flop_per_s, 0); }
 
 TEST(Peak, RefusesAnUnknownInstructionSet) {
-  support::expect_refused([] { measure_peak("mmx", DType::fp32, 1); }, {"instruction set", "mmx", instruction_sets().back()});
+  support::expect_refused([] { measure_peak("mmx", DType::fp32, 1); },
+                          {"instruction set", "mmx", instruction_sets().back()});
 }
 
 }  // namespace

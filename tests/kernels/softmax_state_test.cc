@@ -11,7 +11,8 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 TEST(SoftmaxState, OnlyNothingIsUncovered) {
   EXPECT_FALSE(is_covered(kNothing));
-  for (const float maximum : {kLowest, -1e30f, 0.0f, 1e30f, kInfinity, kNaN}) EXPECT_TRUE(is_covered(maximum)) << maximum;
+  for (const float maximum : {kLowest, -1e30f, 0.0f, 1e30f, kInfinity, kNaN})
+    EXPECT_TRUE(is_covered(maximum)) << maximum;
 }
 
 TEST(SoftmaxState, LogSumExpIsNatural) {

@@ -1,4 +1,5 @@
-// The pool's promises: every index once, in order of start, in a slot of its own; exceptions come back; nobody waits for a helper.
+// The pool's promises: every index once, in order of start, in a slot of its own; exceptions come back; nobody waits
+// for a helper.
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
@@ -45,7 +46,8 @@ TEST(ThreadPool, RunsEveryIndexOnce) {
 
 TEST(ThreadPool, NothingToDoCallsNothing) {
   ThreadPool pool;
-  for (const std::int64_t count : {std::int64_t{0}, std::int64_t{-3}}) pool.run(count, 4, [](std::int64_t, int) { FAIL(); });
+  for (const std::int64_t count : {std::int64_t{0}, std::int64_t{-3}})
+    pool.run(count, 4, [](std::int64_t, int) { FAIL(); });
 }
 
 TEST(ThreadPool, WidthBelowOneIsOne) {
@@ -157,7 +159,8 @@ TEST(ThreadPool, JobsNest) {
   ThreadPool pool;
   std::atomic<std::int64_t> sum = 0;
   pool.run(20, 3, [&](std::int64_t i, int) {
-    pool.run(10, 4, [&](std::int64_t j, int) { pool.run(3, 2, [&](std::int64_t k, int) { sum += 100 * i + 10 * j + k; }); });
+    pool.run(10, 4,
+             [&](std::int64_t j, int) { pool.run(3, 2, [&](std::int64_t k, int) { sum += 100 * i + 10 * j + k; }); });
   });
   EXPECT_EQ(sum, 100 * 190 * 30 + 10 * 45 * 60 + 3 * 200);
 }

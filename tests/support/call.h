@@ -25,8 +25,8 @@ struct Way {
 inline std::string describe(const Way& way) {
   const auto text = [](Layout layout) { return std::to_string(static_cast<int>(layout)); };
   return "threads " + std::to_string(way.options.threads) + " " +
-         (way.options.instruction_set.empty() ? "auto" : way.options.instruction_set) + " layouts " + text(way.inputs) + ", " +
-         text(way.outputs) + (way.brings_workspace ? " own workspace" : "");
+         (way.options.instruction_set.empty() ? "auto" : way.options.instruction_set) + " layouts " + text(way.inputs) +
+         ", " + text(way.outputs) + (way.brings_workspace ? " own workspace" : "");
 }
 
 // Memory of exactly the size asked for, at a multiple of 64 bytes, full of NaN, with guards behind it.
@@ -62,7 +62,8 @@ class LseRows {
 
   bool untouched() const { return all_poisoned(0, values_.size()); }
   std::string faults() const {
-    if (!all_poisoned(0, kGuards) || !all_poisoned(values_.size() - kGuards, values_.size())) return "lse: written outside";
+    if (!all_poisoned(0, kGuards) || !all_poisoned(values_.size() - kGuards, values_.size()))
+      return "lse: written outside";
     for (const float x : span())
       if (is_poison(x)) return "lse: an element was not written";
     return "";
@@ -106,8 +107,16 @@ class Call {
     return {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.span(), .workspace = {}};
   }
   BackwardArgs backward_args() {
-    return {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.span(), .dout = dout.view(),
-            .dq = dq.view(), .dk = dk.view(), .dv = dv.view(), .workspace = {}};
+    return {.q = q.view(),
+            .k = k.view(),
+            .v = v.view(),
+            .out = out.view(),
+            .lse = lse.span(),
+            .dout = dout.view(),
+            .dq = dq.view(),
+            .dk = dk.view(),
+            .dv = dv.view(),
+            .workspace = {}};
   }
 
   void forward(const Attention& attention) {
@@ -122,7 +131,9 @@ class Call {
     collect({dq.faults("dq"), dk.faults("dk"), dv.faults("dv"), out.faults("out"), lse.faults()});
   }
 
-  reference::Result forward_result() const { return {.out = out.read(), .lse = lse.read(), .dq = {}, .dk = {}, .dv = {}}; }
+  reference::Result forward_result() const {
+    return {.out = out.read(), .lse = lse.read(), .dq = {}, .dk = {}, .dv = {}};
+  }
   reference::Result result() const {
     return {.out = out.read(), .lse = lse.read(), .dq = dq.read(), .dk = dk.read(), .dv = dv.read()};
   }

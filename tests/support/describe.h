@@ -25,7 +25,8 @@ inline std::string describe(const Problem& problem) {
   if (problem.scale) out << " scale " << *problem.scale;
   if (problem.documents.size() < 20) out << " documents " << describe(problem.documents);
   for (const Branch& branch : problem.pattern.branches) {
-    out << "; w " << branch.segment << " r " << branch.dilation << " heads " << branch.first_head << "+" << branch.head_count;
+    out << "; w " << branch.segment << " r " << branch.dilation << " heads " << branch.first_head << "+"
+        << branch.head_count;
     if (!branch.classes.empty()) out << " classes " << describe(branch.classes);
   }
   return out.str();

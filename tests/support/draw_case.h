@@ -1,5 +1,5 @@
-// Random problems of every kind that the semantics know, wider than those that the reference is tested with: any type, thread count,
-// instruction set, memory layout and scale.
+// Random problems of every kind that the semantics know, wider than those that the reference is tested with: any type,
+// thread count, instruction set, memory layout and scale.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ inline Branch draw_branch(Phase phase, std::int64_t tokens, std::int64_t heads) 
     branch.head_count = draw_between(0, heads - branch.first_head);
   }
   if (phase == Phase::table)
-    for (std::int64_t j = branch.first_head; j < (branch.head_count == kAllHeads ? heads : branch.first_head + branch.head_count); ++j)
+    for (std::int64_t j = branch.first_head;
+         j < (branch.head_count == kAllHeads ? heads : branch.first_head + branch.head_count); ++j)
       branch.classes.push_back(draw_between(0, branch.dilation - 1));
   return branch;
 }
@@ -47,7 +48,8 @@ inline Pattern draw_pattern(std::int64_t tokens, std::int64_t heads) {
   pattern.gradient = *rc::gen::element(Gradient::exact, Gradient::detached);
   pattern.output_scale = *rc::gen::element(1.0, 1.0, 1.0 / 3, -2.0, 0.0);
   pattern.pad_like_torchscale = draw_bool();
-  for (std::int64_t i = draw_between(1, 4); i > 0; --i) pattern.branches.push_back(draw_branch(pattern.phase, tokens, heads));
+  for (std::int64_t i = draw_between(1, 4); i > 0; --i)
+    pattern.branches.push_back(draw_branch(pattern.phase, tokens, heads));
   return pattern;
 }
 

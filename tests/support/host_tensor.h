@@ -1,7 +1,8 @@
 // A tensor in memory of its own that notices what is done to it.
 //
-// The view lies with any strides inside a buffer whose other bytes are guards. Elements begin as a NaN that no arithmetic makes, so one that
-// was never written can be told from one that became NaN, and one that was read before it was written spoils the result.
+// The view lies with any strides inside a buffer whose other bytes are guards. Elements begin as a NaN that no
+// arithmetic makes, so one that was never written can be told from one that became NaN, and one that was read before it
+// was written spoils the result.
 #pragma once
 
 #include <array>
@@ -43,11 +44,13 @@ inline Shape strides_of(Layout layout, const Shape& shape) {
 
 class HostTensor {
  public:
-  HostTensor(DType dtype, const Shape& shape, Layout layout = Layout::dense) : HostTensor(dtype, shape, strides_of(layout, shape)) {}
+  HostTensor(DType dtype, const Shape& shape, Layout layout = Layout::dense)
+      : HostTensor(dtype, shape, strides_of(layout, shape)) {}
 
   HostTensor(DType dtype, const Shape& shape, const Shape& stride) : dtype_(dtype), shape_(shape), stride_(stride) {
     std::int64_t extent = 1;
-    for (std::size_t i = 0; i < 4; ++i) extent = shape[i] == 0 ? 0 : extent + (extent > 0 ? (shape[i] - 1) * stride[i] : 0);
+    for (std::size_t i = 0; i < 4; ++i)
+      extent = shape[i] == 0 ? 0 : extent + (extent > 0 ? (shape[i] - 1) * stride[i] : 0);
     bytes_.assign(index(extent * size_of(dtype)) + 2 * kGuardBytes, kGuard);
     is_element_.assign(bytes_.size(), false);
     for_each_element([&](std::size_t at, std::size_t) {
@@ -87,10 +90,12 @@ class HostTensor {
   // "" or what is wrong: a guard byte changed, or an element was never written.
   std::string faults(const char* name) const {
     for (std::size_t i = 0; i < bytes_.size(); ++i)
-      if (!is_element_[i] && bytes_[i] != kGuard) return std::string(name) + ": written outside of the view at byte " + std::to_string(i);
+      if (!is_element_[i] && bytes_[i] != kGuard)
+        return std::string(name) + ": written outside of the view at byte " + std::to_string(i);
     std::string fault;
     for_each_element([&](std::size_t at, std::size_t i) {
-      if (fault.empty() && load_bits(at) == poison()) fault = std::string(name) + ": element " + std::to_string(i) + " was not written";
+      if (fault.empty() && load_bits(at) == poison())
+        fault = std::string(name) + ": element " + std::to_string(i) + " was not written";
     });
     return fault;
   }
@@ -110,7 +115,9 @@ class HostTensor {
 
   static std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-  std::uint32_t poison() const { return dtype_ == DType::fp32 ? 0x7fa5a5a5u : dtype_ == DType::bf16 ? 0x7fa5u : 0x7da5u; }
+  std::uint32_t poison() const {
+    return dtype_ == DType::fp32 ? 0x7fa5a5a5u : dtype_ == DType::bf16 ? 0x7fa5u : 0x7da5u;
+  }
 
   std::uint32_t bits_of(double value) const {
     if (dtype_ == DType::bf16) return from_double<BFloat16>(value).bits;

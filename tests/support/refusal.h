@@ -1,4 +1,5 @@
-// What section 9 asks of an error: it is of the right class, and its message names the rule, the value received and the remedy.
+// What section 9 asks of an error: it is of the right class, and its message names the rule, the value received and the
+// remedy.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// Address space without memory behind it until it is touched: offsets beyond 2^31 elements for the price of a few pages.
+// Address space without memory behind it until it is touched: offsets beyond 2^31 elements for the price of a few
+// pages.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,6 +1,8 @@
-// How much of the long lists of fixed cases a run takes: ANNULUS_TEST_SCALE, from 0 to 1. RapidCheck has RC_PARAMS for its properties.
+// How much of the long lists of fixed cases a run takes: ANNULUS_TEST_SCALE, from 0 to 1. RapidCheck has RC_PARAMS for
+// its properties.
 //
-// A sanitizer makes the kernels many times slower and finds in any case what it can find, so its default is a part of them.
+// A sanitizer makes the kernels many times slower and finds in any case what it can find, so its default is a part of
+// them.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,9 @@ inline double test_scale() {
 // Whether case `index` of a list is taken: evenly spread, and the first one always.
 inline bool is_taken(std::int64_t index) {
   const double scale = test_scale();
-  const auto taken_before = [scale](std::int64_t i) { return static_cast<std::int64_t>(static_cast<double>(i) * scale); };
+  const auto taken_before = [scale](std::int64_t i) {
+    return static_cast<std::int64_t>(static_cast<double>(i) * scale);
+  };
   return index == 0 || taken_before(index) != taken_before(index - 1);
 }
 

@@ -1,4 +1,5 @@
-// The rule of section 7 for one problem: what is exact, how far the textbook is from it, and whether a result stays within twice that.
+// The rule of section 7 for one problem: what is exact, how far the textbook is from it, and whether a result stays
+// within twice that.
 #pragma once
 
 #include <sstream>

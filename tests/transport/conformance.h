@@ -160,8 +160,7 @@ TEST_P(Conformance, LargeMessages) {
     // Rank 0 sends to the last rank, in rows of 1000 bytes of every second row; the last rank a little to all.
     constexpr std::int64_t kRow = 1000, kRows = kBytes / kRow;
     Bytes memory(rank == 0 ? 2 * kBytes : 0);
-    for (std::size_t i = 0; i < memory.size(); ++i)
-      memory[i] = payload_byte(3, i / (2 * kRow) * kRow + i % kRow);
+    for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = payload_byte(3, i / (2 * kRow) * kRow + i % kRow);
     if (rank == 0)
       exchange.sends.push_back(
           {.peer = last,
@@ -257,7 +256,8 @@ TEST_P(Conformance, RefusesExchangesThatBreakTheRules) {
     };
     refused({.sends = {{.peer = size(), .blocks = {block}}}}, {"send", "rank " + std::to_string(size())});
     refused({.receives = {{.peer = -1, .bytes = memory}}}, {"receive", "rank -1"});
-    refused({.sends = {{.peer = 0, .blocks = {block}}, {.peer = 0, .blocks = {block}}}}, {"at most one send", "rank 0"});
+    refused({.sends = {{.peer = 0, .blocks = {block}}, {.peer = 0, .blocks = {block}}}},
+            {"at most one send", "rank 0"});
     refused({.receives = {{.peer = 0, .bytes = memory}, {.peer = 0, .bytes = memory}}}, {"at most one receive"});
     refused({.step = 4, .sends = {{.peer = transport.rank(), .blocks = {block}}}}, {"10 bytes", "0 bytes", "step 4"});
     refused({.step = -2}, {"-2"});

@@ -35,8 +35,16 @@ class ConformanceFaults : public Conformance {
     }
   }
 
+  static void compute_until_it_throws(Transport& transport) {
+    for (;;) {
+      transport.poll();
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+
   // f throws, and so does every call after it, with the same words.
-  static void expect_failed(Transport& transport, const std::function<void()>& f, const std::vector<std::string>& parts) {
+  static void expect_failed(Transport& transport, const std::function<void()>& f,
+                            const std::vector<std::string>& parts) {
     support::expect_refused_as<TransportError>(f, parts);
     support::expect_refused_as<TransportError>([&] { transport.poll(); }, parts);
     support::expect_refused_as<TransportError>([&] { transport.wait(); }, parts);
@@ -47,45 +55,42 @@ class ConformanceFaults : public Conformance {
 
 TEST_P(ConformanceFaults, SizesThatDisagree) {
   run({.timeout = kShort}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 3);
-          RingStep ring(transport, 3, 9, transport.rank() == 1 ? 400 : kBytes);
-          transport.post(ring.exchange);
-          transport.wait();
-          run_ring(transport, 4, 100);
-        },
-        {"rank 0 sends 1000 bytes at step 3", "rank 1 expects 400 bytes at step 3"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 3);
+                    RingStep ring(transport, 3, 9, transport.rank() == 1 ? 400 : kBytes);
+                    transport.post(ring.exchange);
+                    transport.wait();
+                    run_ring(transport, 4, 100);
+                  },
+                  {"rank 0 sends 1000 bytes at step 3", "rank 1 expects 400 bytes at step 3"});
   });
 }
 
 TEST_P(ConformanceFaults, AnotherPlan) {
   run({.timeout = kShort}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          RingStep ring(transport, 0, transport.rank() == 0 ? 0xabc : 0xdef);
-          transport.post(ring.exchange);
-          transport.wait();
-          run_ring(transport, 1, 100);
-        },
-        {"disagree", "rank 0", "of plan 0000000000000abc", "of plan 0000000000000def"});
+    expect_failed(transport,
+                  [&] {
+                    RingStep ring(transport, 0, transport.rank() == 0 ? 0xabc : 0xdef);
+                    transport.post(ring.exchange);
+                    transport.wait();
+                    run_ring(transport, 1, 100);
+                  },
+                  {"disagree", "rank 0", "of plan 0000000000000abc", "of plan 0000000000000def"});
   });
 }
 
 TEST_P(ConformanceFaults, AnotherStep) {
   run({.timeout = kShort}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 2);
-          RingStep ring(transport, transport.rank() == 0 ? 3 : 2);
-          transport.post(ring.exchange);
-          transport.wait();
-          run_ring(transport, 4, 100);
-        },
-        {"disagree", "rank 0", "at step 3", "at step 2"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 2);
+                    RingStep ring(transport, transport.rank() == 0 ? 3 : 2);
+                    transport.post(ring.exchange);
+                    transport.wait();
+                    run_ring(transport, 4, 100);
+                  },
+                  {"disagree", "rank 0", "at step 3", "at step 2"});
   });
 }
 
@@ -94,14 +99,13 @@ TEST_P(ConformanceFaults, AMessageThatNobodyExpects) {
   run({.timeout = kShort}, [&](Transport& transport) {
     RingStep ring(transport, 6);
     if (transport.rank() == 1) ring.exchange.receives.clear();
-    expect_failed(
-        transport,
-        [&] {
-          transport.post(ring.exchange);
-          transport.wait();
-          run_ring(transport, 7, 100);
-        },
-        {"rank 0 sends 1000 bytes at step 6", "rank 1 expects 1000 bytes at step 7"});
+    expect_failed(transport,
+                  [&] {
+                    transport.post(ring.exchange);
+                    transport.wait();
+                    run_ring(transport, 7, 100);
+                  },
+                  {"rank 0 sends 1000 bytes at step 6", "rank 1 expects 1000 bytes at step 7"});
   });
 }
 
@@ -110,46 +114,37 @@ TEST_P(ConformanceFaults, EverybodyWaits) {
   run({.timeout = kShort}, [&](Transport& transport) {
     RingStep ring(transport, 2);
     ring.exchange.sends.clear();
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 2);
-          transport.post(ring.exchange);
-          transport.wait();
-        },
-        {"nothing has moved", "at step 2", "waits for rank"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 2);
+                    transport.post(ring.exchange);
+                    transport.wait();
+                  },
+                  {"nothing has moved", "at step 2", "waits for rank"});
   });
 }
 
 TEST_P(ConformanceFaults, ARankThatGivesUpWhileOthersWait) {
   const int culprit = size() - 1;
   run({}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 5);
-          RingStep ring(transport, 5);
-          transport.post(ring.exchange);
-          if (transport.rank() == culprit) transport.abort("no more memory for scores");
-          transport.wait();
-          run_ring(transport, 6, 100);
-        },
-        {"rank " + std::to_string(culprit) + " gave up", "at step 5", "no more memory for scores"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 5);
+                    RingStep ring(transport, 5);
+                    transport.post(ring.exchange);
+                    if (transport.rank() == culprit) transport.abort("no more memory for scores");
+                    transport.wait();
+                    run_ring(transport, 6, 100);
+                  },
+                  {"rank " + std::to_string(culprit) + " gave up", "at step 5", "no more memory for scores"});
   });
 }
 
 TEST_P(ConformanceFaults, ARankThatGivesUpWhileOthersCompute) {
   run({}, [&](Transport& transport) {
     if (transport.rank() == 0) transport.abort("bad weather");
-    expect_failed(
-        transport,
-        [&] {
-          for (;;) {
-            transport.poll();
-            std::this_thread::sleep_for(1ms);
-          }
-        },
-        {"rank 0 gave up", "before the first step", "bad weather"});
+    expect_failed(transport, [&] { compute_until_it_throws(transport); },
+                  {"rank 0 gave up", "before the first step", "bad weather"});
   });
 }
 
@@ -163,14 +158,13 @@ TEST_P(ConformanceFaults, ALongReasonIsCutNotLost) {
 TEST_P(ConformanceFaults, ARankThatIsToldToStop) {
   std::atomic<bool> stop{false};
   run({.stop = &stop}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 1);
-          if (transport.rank() == 0) stop = true;
-          run_ring(transport, 1, 100);
-        },
-        {"gave up", "told to stop"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 1);
+                    if (transport.rank() == 0) stop = true;
+                    run_ring(transport, 1, 100);
+                  },
+                  {"gave up", "told to stop"});
   });
 }
 
@@ -178,14 +172,13 @@ TEST_P(ConformanceFaults, ARankThatIsToldToStop) {
 TEST_P(ConformanceFaults, ARankThatNeverComes) {
   const int culprit = size() - 1;
   run({.timeout = kShort}, [&](Transport& transport) {
-    expect_failed(
-        transport,
-        [&] {
-          run_ring(transport, 0, 3);
-          if (transport.rank() == culprit) std::this_thread::sleep_for(2 * kShort);
-          run_ring(transport, 3, 100);
-        },
-        {"rank " + std::to_string(culprit) + " is lost", "at step 3", "no sign of life"});
+    expect_failed(transport,
+                  [&] {
+                    run_ring(transport, 0, 3);
+                    if (transport.rank() == culprit) std::this_thread::sleep_for(2 * kShort);
+                    run_ring(transport, 3, 100);
+                  },
+                  {"rank " + std::to_string(culprit) + " is lost", "at step 3", "no sign of life"});
   });
 }
 
@@ -193,9 +186,8 @@ TEST_P(ConformanceFaults, ARankThatNeverComesToAllGather) {
   const int culprit = size() - 1;
   run({.timeout = kShort}, [&](Transport& transport) {
     if (transport.rank() == culprit) std::this_thread::sleep_for(2 * kShort);
-    expect_failed(
-        transport, [&] { transport.all_gather("problem"); },
-        {"rank " + std::to_string(culprit) + " is lost", "gathered"});
+    expect_failed(transport, [&] { transport.all_gather("problem"); },
+                  {"rank " + std::to_string(culprit) + " is lost", "gathered"});
   });
 }
 
@@ -209,17 +201,18 @@ TEST_P(ConformanceFaults, ARankThatLeavesWithTransfersUnderWay) {
       RingStep ring(*transport, 3);
       if (rank == culprit - 1) ring.exchange.sends.clear();
       transport->post(ring.exchange);
-      if (rank == culprit) transport.reset();
-      else transport->wait();
+      if (rank == culprit)
+        transport.reset();
+      else
+        transport->wait();
     };
     if (rank == culprit) return begin();
-    expect_failed(
-        *transport,
-        [&] {
-          begin();
-          run_ring(*transport, 4, 100);
-        },
-        {"rank " + std::to_string(culprit) + " left the group", "at step 3"});
+    expect_failed(*transport,
+                  [&] {
+                    begin();
+                    compute_until_it_throws(*transport);
+                  },
+                  {"rank " + std::to_string(culprit) + " left the group", "at step 3"});
   });
 }
 
@@ -227,9 +220,8 @@ TEST_P(ConformanceFaults, ARankThatLeavesEarly) {
   const int culprit = size() - 1;
   run({}, [&](Transport& transport) {
     if (transport.rank() == culprit) return run_ring(transport, 0, 3);
-    expect_failed(
-        transport, [&] { run_ring(transport, 0, 100); },
-        {"rank " + std::to_string(culprit) + " has left the group", "at step 3"});
+    expect_failed(transport, [&] { run_ring(transport, 0, 100); },
+                  {"rank " + std::to_string(culprit) + " has left the group", "at step 3"});
   });
 }
 
@@ -268,7 +260,7 @@ TEST_P(ConformanceFaults, MemoryIsLeftAloneAfterAFailure) {
   for (int round = 0; round < 8; ++round) {
     run({}, [&](Transport& transport) {
       const int rank = transport.rank(), peer = (rank + 1) % size(), source = (rank + size() - 1) % size();
-      constexpr std::size_t kLarge = 24 << 20;
+      constexpr std::size_t kLarge = 8 << 20;
       auto out = std::make_unique<Bytes>(kLarge, std::byte{1});
       auto in = std::make_unique<Bytes>(kLarge, std::byte{2});
       try {

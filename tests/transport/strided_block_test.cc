@@ -55,7 +55,8 @@ RC_GTEST_PROP(PackCursor, PacksTheSameInPiecesOfAnySize, ()) {
   const auto largest = *rc::gen::inRange<std::size_t>(1, 20'000);
   std::mt19937_64 random(key);
   for (std::size_t at = 0; at < packed.size();) {
-    const std::size_t piece = std::min(packed.size() - at, std::uniform_int_distribution<std::size_t>(0, largest)(random));
+    const std::size_t piece =
+        std::min(packed.size() - at, std::uniform_int_distribution<std::size_t>(0, largest)(random));
     cursor.pack(std::span(packed).subspan(at, piece));
     at += piece;
     RC_ASSERT(cursor.remaining_bytes() == bytes - static_cast<std::int64_t>(at));

@@ -16,7 +16,7 @@
 namespace annulus::cpu {
 namespace {
 
-constexpr std::int64_t kWindow = 32'768;  // items between two barriers: bounds the progress counters whatever N is
+constexpr std::int64_t kWindow = 8192;  // items between two barriers: bounds the progress counters whatever N is
 constexpr std::int64_t kDone = INT64_MAX;
 
 // Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv

@@ -9,8 +9,11 @@
 namespace annulus::cpu {
 namespace {
 
+// A dot product of bf16 pairs is scaled afterwards, when a masked logit is -inf already: that needs a scale other than
+// 0.
 const ForwardTiles& choose_tiles(const Context& context) {
-  return context.problem.dtype == DType::bf16 ? context.tiles.forward_bf16 : context.tiles.forward;
+  const bool dot = context.problem.dtype == DType::bf16 && context.scale_log2() != 0.0f;
+  return dot ? context.tiles.forward_bf16 : context.tiles.forward;
 }
 
 std::vector<QueryBlock> carve_blocks(const Context& context, Carver& carver) {

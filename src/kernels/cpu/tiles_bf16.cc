@@ -229,8 +229,7 @@ void attend(const AttendTile& tile) {
   auto* scores = static_cast<float*>(tile.scores);
   auto* weights = reinterpret_cast<std::int32_t*>(scores + kQueryTile * kScoreStride);
   const Index width = padded(tile.head_dim), depth = pairs(tile.head_dim);
-  // The sign of the scale is in the queries. A scale of 0 must not turn a masked -inf into NaN.
-  const float scale = std::max(std::abs(tile.scale_log2), std::numeric_limits<float>::min());
+  const float scale = std::abs(tile.scale_log2);  // its sign is in the queries
   const bool one_by_one = !tile.values_finite && tile.diagonal < tile.key_count - 1;
   for (Index j = 0; j < visible_keys(tile.query_count - 1, tile.diagonal, tile.key_count); j += kColumns)
     for (Index i = 0; i < tile.query_count; i += kRows) {

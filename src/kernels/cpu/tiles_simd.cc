@@ -119,13 +119,14 @@ struct Gradients {
   float* slopes;   // dP, then dS / scale
 };
 
-// Eq. 6 for one row: P = 2^(s - G), dS = P (dP - Delta); behind the visible keys both are 0.
+// Eq. 6 for one row: P = 2^(s - G), dS = P (dP - Delta); behind the visible keys both are 0. A
+// probability is at most 1, even where logits are so large that s and G have lost their fraction.
 HWY_INLINE void differentiate_row(float* weights, float* slopes, Index visible, Index extent, float lse_log2,
                                   float delta) {
   const D d;
   const V g = hn::Set(d, lse_log2), shift = hn::Set(d, delta);
   for (Index j = 0; j < visible; j += kLanes) {
-    const V p = exp2(d, hn::Sub(hn::LoadU(d, weights + j), g));
+    const V p = exp2(d, at_most(d, 0.0f, hn::Sub(hn::LoadU(d, weights + j), g)));
     hn::StoreU(p, d, weights + j);
     hn::StoreU(hn::Mul(p, hn::Sub(hn::LoadU(d, slopes + j), shift)), d, slopes + j);
   }
