@@ -23,8 +23,11 @@ struct Block {
 
 class Blocks {
  public:
-  // A block's scratch of one fp32 row a position is 1 MiB.
-  static std::int64_t max_rows(std::int64_t head_dim) { return (std::int64_t{1} << 18) / padded(head_dim); }
+  // A block's scratch of one fp32 row a position is 1 MiB, and less where the tiles of a large head need the room: all
+  // scratch of a thread stays below 4 MiB.
+  static std::int64_t max_rows(std::int64_t head_dim) {
+    return (262'144 - 384 * std::max<std::int64_t>(0, head_dim - 256)) / padded(head_dim);
+  }
 
   Blocks(const Context& context, std::int64_t heads) : context_(context), heads_(heads) {
     rows_ = aligned_rows(context.problem);

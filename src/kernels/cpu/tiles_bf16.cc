@@ -184,11 +184,12 @@ inline void soften_row(const float* scores, std::int32_t* weights, Index extent,
     for (Index k = 0; k < width; k += kLanes)
       _mm512_storeu_ps(state.values + k, _mm512_mul_ps(factor, _mm512_loadu_ps(state.values + k)));
   }
+  // Not fused: the largest logit must round just as `top` did, however large it is.
   const __m512 m = _mm512_set1_ps(*state.maximum), factor = _mm512_set1_ps(scale);
   __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
   for (Index j = 0; j < extent; j += kColumns) {
-    const __m512 p0 = exp2_lanes(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), factor, m));
-    const __m512 p1 = exp2_lanes(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j + kLanes), factor, m));
+    const __m512 p0 = exp2_lanes(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(scores + j), factor), m));
+    const __m512 p1 = exp2_lanes(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(scores + j + kLanes), factor), m));
     sum0 = _mm512_add_ps(sum0, p0);
     sum1 = _mm512_add_ps(sum1, p1);
     _mm512_storeu_si512(weights + j / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
