@@ -327,7 +327,7 @@ class BadInput(CliTest):
 
         if run("info", preexec_fn=limit).returncode != 0:
             self.skipTest("this build does not start within 1 GiB of address space (a sanitizer's does not)")
-        self.refuse(3, ["refused", "smaller"], "run", "--tokens", "1M", preexec_fn=limit)
+        self.refuse(3, ["refused", "smaller"], "run", "--tokens", "96k", preexec_fn=limit)
 
 
 class Info(CliTest):
