@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 
 #ifdef __linux__
 #include <sched.h>
@@ -22,7 +23,8 @@ struct ThreadPool::Job {
 };
 
 ThreadPool& ThreadPool::shared() {
-  static ThreadPool pool;
+  // Never destroyed: in a forked child its helpers do not exist, and tearing it down would wait for them.
+  static ThreadPool& pool = *new ThreadPool;
   return pool;
 }
 
@@ -35,8 +37,12 @@ ThreadPool::~ThreadPool() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
+// A system that gives no more threads only makes a job slower: no job needs a helper.
 void ThreadPool::grow(int helpers) {
-  while (static_cast<int>(helpers_.size()) < helpers) helpers_.emplace_back([this] { help(); });
+  try {
+    while (static_cast<int>(helpers_.size()) < helpers) helpers_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+  }
 }
 
 // Called and returns with the lock held. Tasks take tens of microseconds and more, so one lock a task is cheap.
