@@ -30,22 +30,24 @@ struct Options {
 };
 
 struct ForwardArgs {
-  ConstTensorView q;               // [batch, tokens, heads, head_dim]
-  ConstTensorView k;               // [batch, tokens, kv_heads, head_dim]
-  ConstTensorView v;               // [batch, tokens, kv_heads, head_dim]
-  TensorView out;                  // like q
-  std::span<float> lse;            // [batch, heads, tokens], natural log; may be empty: not wanted
-  std::span<std::byte> workspace;  // workspace_bytes(Pass::forward), 64-byte aligned; may be empty: allocated for the call
+  ConstTensorView q;     // [batch, tokens, heads, head_dim]
+  ConstTensorView k;     // [batch, tokens, kv_heads, head_dim]
+  ConstTensorView v;     // [batch, tokens, kv_heads, head_dim]
+  TensorView out;        // like q
+  std::span<float> lse;  // [batch, heads, tokens], natural log; may be empty: not wanted
+  std::span<std::byte>
+      workspace;  // workspace_bytes(Pass::forward), 64-byte aligned; may be empty: allocated for the call
 };
 
 struct BackwardArgs {
-  ConstTensorView q, k, v;         // as in forward
-  ConstTensorView out;             // the result of forward
-  std::span<const float> lse;      // the result of forward
-  ConstTensorView dout;            // like q
-  TensorView dq;                   // like q
-  TensorView dk, dv;               // like k
-  std::span<std::byte> workspace;  // workspace_bytes(Pass::backward), 64-byte aligned; may be empty: allocated for the call
+  ConstTensorView q, k, v;     // as in forward
+  ConstTensorView out;         // the result of forward
+  std::span<const float> lse;  // the result of forward
+  ConstTensorView dout;        // like q
+  TensorView dq;               // like q
+  TensorView dk, dv;           // like k
+  std::span<std::byte>
+      workspace;  // workspace_bytes(Pass::backward), 64-byte aligned; may be empty: allocated for the call
 };
 
 class Attention {

@@ -47,7 +47,8 @@ struct Pattern {
   bool operator==(const Pattern&) const = default;
 };
 
-// Branch i has segment_lengths[i] and dilations[i]; both lists have the same length. `heads` matters to `head_groups` alone.
+// Branch i has segment_lengths[i] and dilations[i]; both lists have the same length. `heads` matters to `head_groups`
+// alone.
 Pattern make_pattern(Preset preset, const std::vector<std::int64_t>& segment_lengths,
                      const std::vector<std::int64_t>& dilations, std::int64_t heads);
 

@@ -28,8 +28,8 @@ struct Problem {
 // Returns the problem with its defaults filled in (kv_heads, scale, head_count, documents), or throws InvalidArgument.
 Problem resolve(Problem problem);
 
-// Pairs (query, key) of one forward pass, over all batches, heads and branches: forward is 4 * head_dim FLOP a pair, backward 10.
-// Takes a resolved problem.
+// Pairs (query, key) of one forward pass, over all batches, heads and branches: forward is 4 * head_dim FLOP a pair,
+// backward 10. Takes a resolved problem.
 double count_pairs(const Problem& problem);
 
 }  // namespace annulus

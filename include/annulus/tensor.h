@@ -14,8 +14,8 @@ constexpr std::int64_t size_of(DType dtype) { return dtype == DType::fp32 ? 4 : 
 std::string_view name(DType dtype);
 DType parse_dtype(std::string_view text);  // throws InvalidArgument
 
-// A tensor [batch, tokens, heads, head_dim] anywhere in memory. Strides are in elements; the elements of one head are contiguous
-// (stride[3] == 1), all other strides are free.
+// A tensor [batch, tokens, heads, head_dim] anywhere in memory. Strides are in elements; the elements of one head are
+// contiguous (stride[3] == 1), all other strides are free.
 template <class Void>
 struct BasicTensorView {
   Void* data = nullptr;
@@ -32,8 +32,8 @@ struct BasicTensorView {
       : data(data_), dtype(dtype_), shape(shape_), stride(stride_) {}
   // What may be written may be read.
   template <class Other>
-    requires(std::is_const_v<Void> && std::is_same_v<Void, const Other>)
-  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Void>&& std::is_same_v<Void, const Other>)
+      BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
       : BasicTensorView(other.data, other.dtype, other.shape, other.stride) {}
 };
 

@@ -61,7 +61,8 @@ std::string gave_up(int rank, const Frame& at, const std::string& reason) {
   return name(rank) + " gave up " + place(at) + ": " + reason;
 }
 
-// Whoever told it to stop may have done so because of one of those that it waits for: mpirun does when a rank is killed.
+// Whoever told it to stop may have done so because of one of those that it waits for: mpirun does when a rank is
+// killed.
 std::string told_to_stop(int rank, const Frame& at, std::vector<int> waits_for) {
   std::ranges::sort(waits_for);
   const auto [end, last] = std::ranges::unique(waits_for);

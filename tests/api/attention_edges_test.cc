@@ -220,22 +220,26 @@ TEST(AttentionEdges, ZeroKeysBesideVeryNegativeLogits) {
 
 double largest(const std::vector<double>& values) {
   double most = 0;
-  for (const double x : values) most = std::isfinite(x) ? std::max(most, std::abs(x)) : std::numeric_limits<double>::infinity();
+  for (const double x : values)
+    most = std::isfinite(x) ? std::max(most, std::abs(x)) : std::numeric_limits<double>::infinity();
   return most;
 }
 
-// "" or what is larger than probabilities allow. A key is seen by at most 2 heads x 2 branches x 150 rows, each of which adds P dO.
+// "" or what is larger than probabilities allow. A key is seen by at most 2 heads x 2 branches x 150 rows, each of
+// which adds P dO.
 std::string excess(const Call& call, const Inputs& inputs) {
   const reference::Result result = call.result();
   std::string fault = call.fault();
-  if (!(largest(result.out) <= 1.01 * largest(inputs.v))) fault += "out reaches " + std::to_string(largest(result.out)) + "; ";
+  if (!(largest(result.out) <= 1.01 * largest(inputs.v)))
+    fault += "out reaches " + std::to_string(largest(result.out)) + "; ";
   if (!std::isfinite(largest(result.lse))) fault += "lse is not finite; ";
-  if (!(largest(result.dv) <= 600 * largest(inputs.dout))) fault += "dv reaches " + std::to_string(largest(result.dv)) + "; ";
+  if (!(largest(result.dv) <= 600 * largest(inputs.dout)))
+    fault += "dv reaches " + std::to_string(largest(result.dv)) + "; ";
   return fault;
 }
 
-// A logit of 1e9 is known to 100 at best in fp32. Its gradient cannot be exact, but P is a probability still: results are finite and no larger
-// than a sum of such terms can be.
+// A logit of 1e9 is known to 100 at best in fp32. Its gradient cannot be exact, but P is a probability still: results
+// are finite and no larger than a sum of such terms can be.
 TEST(AttentionEdges, HugeLogitsStayFinite) {
   for (const double size : {2e4, 1e5, 1e8, 1e14})
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16})

@@ -81,8 +81,8 @@ TEST(Memory, TilesStayBelowFourMebibytesAThread) {
           if (bytes > most) most = bytes, head_dim_of_most = head_dim;
         }
         EXPECT_LE(most, threads * (std::int64_t{4} << 20))
-            << "head size " << head_dim_of_most << ", " << name(dtype) << ", " << name(gradient) << ", " << instruction_set << ", "
-            << (pass == Pass::forward ? "forward" : "backward") << ", threads " << threads;
+            << "head size " << head_dim_of_most << ", " << name(dtype) << ", " << name(gradient) << ", "
+            << instruction_set << ", " << (pass == Pass::forward ? "forward" : "backward") << ", threads " << threads;
       }
   });
 }

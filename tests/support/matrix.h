@@ -21,7 +21,9 @@ struct Matrix {
 
   std::int64_t rows() const { return memory.view().shape[1]; }
   std::int64_t head_dim() const { return memory.view().shape[3]; }
-  double operator()(std::int64_t row, std::int64_t d) const { return values[static_cast<std::size_t>(row * head_dim() + d)]; }
+  double operator()(std::int64_t row, std::int64_t d) const {
+    return values[static_cast<std::size_t>(row * head_dim() + d)];
+  }
   cpu::SourceRows source() const {
     const ConstTensorView view = memory.view();
     return {view.data, view.dtype, view.stride[1], view.shape[1], view.shape[3]};

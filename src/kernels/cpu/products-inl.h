@@ -50,7 +50,8 @@ constexpr Index kBackwardQueries = kRows * (112 / kRows);
 constexpr Index kBackwardKeys = 256;
 static_assert(kKeyChunk % kColumns == 0 && kBackwardKeys % kColumns == 0);
 
-// Max and Min that keep a NaN: x86 returns the second argument when either is NaN, ARM returns NaN, plain C++ must be asked.
+// Max and Min that keep a NaN: x86 returns the second argument when either is NaN, ARM returns NaN, plain C++ must be
+// asked.
 HWY_INLINE V at_least(D d, float low, V x) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
