@@ -99,6 +99,7 @@ typedef struct annulus_options {
   size_t struct_size;           // sizeof(annulus_options)
   const char* instruction_set;  // may be null: the best this CPU has
   int32_t threads;              // 0: all cores this process may use
+  int32_t reserved;             // 0
 } annulus_options;
 
 // [batch, tokens, heads, head_dim]. Strides are in elements and stride[3] is 1; all four 0 means dense, in the order of

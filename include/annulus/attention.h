@@ -3,8 +3,8 @@
 //   annulus::Attention attention({.tokens = n, .heads = h, .head_dim = 64, .pattern = pattern});
 //   attention.forward({.q = q, .k = k, .v = v, .out = out, .lse = lse});
 //
-// Calls check their arguments before anything is written, allocate nothing when given a workspace, and may run
-// concurrently on distinct outputs and workspaces.
+// Calls check their arguments before anything is written, allocate nothing that grows with the problem when given a
+// workspace, and may run concurrently on distinct outputs and workspaces.
 #pragma once
 
 #include <cstddef>

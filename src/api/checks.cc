@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 
 #include "annulus/errors.h"
 
@@ -28,10 +29,16 @@ void check_aligned(const char* name, const void* data, std::int64_t alignment) {
 }
 
 // Elements from the first to one behind the last.
-std::int64_t extent(const Shape& shape, const Shape& stride, std::size_t from) {
+std::int64_t extent(const Shape& shape, const Shape& stride) {
   std::int64_t last = 0;
-  for (std::size_t i = from; i < 4; ++i) last += (shape[i] - 1) * stride[i];
+  for (std::size_t i = 0; i < 4; ++i) last += (shape[i] - 1) * stride[i];
   return last + 1;
+}
+
+std::array<std::size_t, 4> axes_by_stride(const Shape& stride) {
+  std::array<std::size_t, 4> axes{0, 1, 2, 3};
+  std::sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
+  return axes;
 }
 
 // Byte offsets are counted in 64 bits.
@@ -45,10 +52,8 @@ bool leaves_address_space(const Shape& shape, const Shape& stride) {
 // Whether two of the view's own elements may share memory: sorted by stride, each axis must step over all of the finer
 // ones.
 bool folds_onto_itself(const Shape& shape, const Shape& stride) {
-  std::array<std::size_t, 4> axes{0, 1, 2, 3};
-  std::sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
   std::int64_t covered = 1;
-  for (const std::size_t axis : axes) {
+  for (const std::size_t axis : axes_by_stride(stride)) {
     if (shape[axis] == 1) continue;
     if (stride[axis] < covered) return true;
     covered += (shape[axis] - 1) * stride[axis];
@@ -57,6 +62,27 @@ bool folds_onto_itself(const Shape& shape, const Shape& stride) {
 }
 
 }  // namespace
+
+// The finer axes fill the teeth, steps of the coarser ones are multiples of the period: one comb for each way to part
+// them.
+std::vector<ArgumentChecks::Comb> ArgumentChecks::combs_of(const Shape& shape, const Shape& stride, std::int64_t size) {
+  const std::array<std::size_t, 4> axes = axes_by_stride(stride);
+  std::vector<Comb> combs;
+  for (std::size_t fine = 0; fine < 4; ++fine) {
+    Comb comb{0, size};
+    for (std::size_t i = 0; i < 4; ++i) {
+      const std::int64_t steps = shape[axes[i]] - 1;
+      if (steps == 0) continue;
+      const std::int64_t step = stride[axes[i]] * size;
+      if (i < fine)
+        comb.filled += steps * step;
+      else
+        comb.period = std::gcd(comb.period, step);
+    }
+    if (comb.period >= comb.filled) combs.push_back(comb);
+  }
+  return combs;
+}
 
 void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written) {
   const Shape wanted{problem_.batch, problem_.tokens, heads, problem_.head_dim};
@@ -87,12 +113,8 @@ void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::in
                           text(view.stride) + " for shape " + text(view.shape) + ": use larger strides");
   const auto* begin = static_cast<const std::byte*>(view.data);
   const std::int64_t size = size_of(view.dtype);
-  Region region{name, begin, begin + extent(view.shape, view.stride, 0) * size, 0, 0, written};
-  if (view.shape[0] == 1 || (view.stride[1] > 0 && view.stride[0] % view.stride[1] == 0)) {
-    region.period = view.stride[1] * size;
-    region.filled = extent(view.shape, view.stride, 2) * size;
-  }
-  regions_.push_back(region);
+  regions_.push_back(
+      {name, begin, begin + extent(view.shape, view.stride) * size, combs_of(view.shape, view.stride, size), written});
 }
 
 void ArgumentChecks::input(const char* name, const ConstTensorView& tensor, std::int64_t heads) {
@@ -112,7 +134,7 @@ void ArgumentChecks::lse_rows(const char* name, std::span<const float> lse, bool
   if (lse.empty()) return;
   check_aligned(name, lse.data(), 4);
   const auto bytes = std::as_bytes(lse);
-  regions_.push_back({name, bytes.data(), bytes.data() + bytes.size(), 0, 0, written});
+  regions_.push_back({name, bytes.data(), bytes.data() + bytes.size(), {}, written});
 }
 
 void ArgumentChecks::workspace(std::span<const std::byte> memory, std::size_t needed) {
@@ -121,14 +143,18 @@ void ArgumentChecks::workspace(std::span<const std::byte> memory, std::size_t ne
     throw InvalidArgument("the workspace must have workspace_bytes = " + std::to_string(needed) + " bytes; got " +
                           std::to_string(memory.size()) + ": pass a larger one, or none");
   check_aligned("the workspace", memory.data(), 64);
-  regions_.push_back({"the workspace", memory.data(), memory.data() + memory.size(), 0, 0, true});
+  regions_.push_back({"the workspace", memory.data(), memory.data() + memory.size(), {}, true});
 }
 
 // Tensors that take turns in one buffer, such as the q, k and v of a packed projection, lie between one another's rows.
 bool ArgumentChecks::interleave(const Region& a, const Region& b) {
-  if (a.period == 0 || a.period != b.period) return false;
-  const std::int64_t distance = ((b.begin - a.begin) % a.period + a.period) % a.period;
-  return a.filled <= distance && b.filled <= a.period - distance;
+  for (const Comb& x : a.combs)
+    for (const Comb& y : b.combs) {
+      if (x.period != y.period) continue;
+      const std::int64_t distance = ((b.begin - a.begin) % x.period + x.period) % x.period;
+      if (x.filled <= distance && y.filled <= x.period - distance) return true;
+    }
+  return false;
 }
 
 void ArgumentChecks::overlaps() const {

@@ -1,7 +1,9 @@
-// Checks of what callers hand over: everything that SPEC section 9 lists for tensors, before anything is written.
+// Checks of what callers hand over: the rules of docs/semantics.md for tensors, before anything is written.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,17 +28,24 @@ class ArgumentChecks {
   void overlaps() const;
 
  private:
+  // Memory of a tensor lies in [i * period, i * period + filled) from its first byte on, for some i.
+  struct Comb {
+    std::int64_t period = 0;
+    std::int64_t filled = 0;
+  };
+
   struct Region {
     std::string name;
     const std::byte* begin = nullptr;
     const std::byte* end = nullptr;
-    std::int64_t period = 0;  // bytes from token to token; 0: solid
-    std::int64_t filled = 0;  // bytes used in each period
+    std::vector<Comb> combs;  // all of them hold; none: solid
     bool written = false;
   };
 
   void view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written);
   void lse_rows(const char* name, std::span<const float> lse, bool written);
+  static std::vector<Comb> combs_of(const std::array<std::int64_t, 4>& shape, const std::array<std::int64_t, 4>& stride,
+                                    std::int64_t size);
   static bool interleave(const Region& a, const Region& b);
 
   const Problem& problem_;

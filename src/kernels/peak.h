@@ -10,7 +10,7 @@ namespace annulus {
 
 struct Peak {
   double flop_per_s = 0;    // of all `threads` together
-  std::string instruction;  // "fp32 FMA, 16 lanes", "bf16 dot, 32 lanes"
+  std::string instruction;  // "fp32 FMA", "bf16 dot product"
 };
 
 // Best of several short rounds, on `threads` threads at once. For fp16, and for bf16 where the instruction set has no

@@ -23,6 +23,12 @@ void check_at_least(const char* what, std::int64_t value, std::int64_t least) {
     refuse(std::string(what) + " must be at least " + to_string(least), to_string(value), "give a larger one");
 }
 
+// Kernels take it as a float.
+void check_finite(const char* what, double value, const char* remedy) {
+  if (!std::isfinite(static_cast<float>(value)))
+    refuse(std::string(what) + " must be finite, in fp32", to_string(value), remedy);
+}
+
 void check_sizes(const Problem& problem) {
   check_at_least("batch", problem.batch, 0);
   check_at_least("tokens", problem.tokens, 0);
@@ -36,12 +42,15 @@ void check_sizes(const Problem& problem) {
   // Offsets are counted in bytes in 64 bits, with room for sums of a few of them.
   const double bytes = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.tokens) *
                        static_cast<double>(problem.heads) * static_cast<double>(problem.head_dim);
-  if (bytes > 0x1p60) refuse("batch * tokens * heads * head_dim must stay below 2^58", "more", "give smaller sizes");
+  if (bytes > 0x1p60)
+    refuse("batch * tokens * heads * head_dim must be at most 2^58",
+           to_string(problem.batch) + " * " + to_string(problem.tokens) + " * " + to_string(problem.heads) + " * " +
+               to_string(problem.head_dim),
+           "give smaller sizes");
   if (problem.tokens > (std::int64_t{1} << 60))
     refuse("tokens must be at most 2^60", to_string(problem.tokens), "give fewer");
   (void)name(problem.dtype);
-  if (!std::isfinite(*problem.scale))
-    refuse("scale must be finite", to_string(*problem.scale), "leave it out for 1 / sqrt(head_dim)");
+  check_finite("scale", *problem.scale, "leave it out for 1 / sqrt(head_dim)");
 }
 
 void check_branch(const Branch& branch, std::size_t index, const Problem& problem) {
@@ -97,12 +106,11 @@ Problem resolve(Problem problem) {
     refuse("a pattern has at least one branch", "none", "give segment lengths and dilations");
   (void)name(pattern.phase);
   (void)name(pattern.gradient);
-  if (!std::isfinite(pattern.output_scale))
-    refuse("output_scale must be finite", to_string(pattern.output_scale), "use 1");
+  check_finite("output_scale", pattern.output_scale, "use 1");
   for (std::size_t i = 0; i < pattern.branches.size(); ++i) {
     Branch& branch = pattern.branches[i];
-    if (branch.head_count == kAllHeads)
-      branch.head_count = std::max<std::int64_t>(problem.heads - branch.first_head, 0);
+    if (branch.head_count == kAllHeads && branch.first_head >= 0 && branch.first_head < problem.heads)
+      branch.head_count = problem.heads - branch.first_head;
     check_branch(branch, i, problem);
   }
   return problem;

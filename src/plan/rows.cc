@@ -19,8 +19,13 @@ std::int64_t inverse(std::int64_t a, std::int64_t m) {
   return ((old_x % m) + m) % m;
 }
 
+// A single row has stride 1: a larger one means nothing, and would overflow sums that take it for a step.
+Rows with_count(std::int64_t first, std::int64_t stride, std::int64_t count) {
+  return {first, count == 1 ? 1 : stride, count};
+}
+
 Rows make_rows(std::int64_t first, std::int64_t stride, std::int64_t end) {
-  return first < end ? Rows{first, stride, 1 + (end - 1 - first) / stride} : Rows{};
+  return first < end ? with_count(first, stride, 1 + (end - 1 - first) / stride) : Rows{};
 }
 
 }  // namespace
@@ -38,7 +43,7 @@ std::int64_t lower_index(const Rows& rows, std::int64_t position) {
 Rows cut(const Rows& rows, std::int64_t begin, std::int64_t end) {
   const std::int64_t from = lower_index(rows, begin);
   const std::int64_t to = lower_index(rows, end);
-  return from < to ? Rows{rows[from], rows.stride, to - from} : Rows{};
+  return from < to ? with_count(rows[from], rows.stride, to - from) : Rows{};
 }
 
 Rows intersect(const Rows& a, const Rows& b) {
@@ -46,13 +51,8 @@ Rows intersect(const Rows& a, const Rows& b) {
   const std::int64_t begin = std::max(a.first, b.first);
   const std::int64_t end = std::min(a.last(), b.last()) + 1;
   if (begin >= end) return {};
-  if (a.stride == 1) return cut(b, begin, end);
-  if (b.stride == 1) return cut(a, begin, end);
-  if (a.count == 1 || b.count == 1) {  // its stride means nothing
-    const Rows& one = a.count == 1 ? a : b;
-    const Rows& other = a.count == 1 ? b : a;
-    return (one.first - other.first) % other.stride == 0 ? Rows{one.first, 1, 1} : Rows{};
-  }
+  if (a.stride == 1 || a.count == 1) return cut(b, begin, end);
+  if (b.stride == 1 || b.count == 1) return cut(a, begin, end);
   const std::int64_t common = std::gcd(a.stride, b.stride);
   const std::int64_t distance = b.first - a.first;
   if (distance % common != 0) return {};
@@ -67,8 +67,8 @@ Rows intersect(const Rows& a, const Rows& b) {
   if (first < begin) first += (begin - first + stride - 1) / stride * stride;
   if (first >= end) return {};
   const auto start = static_cast<std::int64_t>(first);
-  const bool single = stride > end - 1 - start;
-  return single ? Rows{start, 1, 1} : make_rows(start, static_cast<std::int64_t>(stride), end);
+  if (stride > end - 1 - start) return {start, 1, 1};  // before it is cut to 64 bits
+  return make_rows(start, static_cast<std::int64_t>(stride), end);
 }
 
 Rows memory_rows(const Rows& rows, const Rows& owned) {
@@ -77,12 +77,13 @@ Rows memory_rows(const Rows& rows, const Rows& owned) {
                     (rows.first - owned.first) % owned.stride == 0 &&
                     (rows.count == 1 || rows.stride % owned.stride == 0);
   if (!fits) throw std::logic_error("memory_rows: rows that are not owned");
-  return {(rows.first - owned.first) / owned.stride, rows.count == 1 ? 1 : rows.stride / owned.stride, rows.count};
+  return with_count((rows.first - owned.first) / owned.stride, rows.stride / owned.stride, rows.count);
 }
 
 Rows positions(const Rows& memory, const Rows& owned) {
   if (memory.empty()) return {};
-  return {owned[memory.first], memory.count == 1 ? 1 : memory.stride * owned.stride, memory.count};
+  if (memory.count == 1) return {owned[memory.first], 1, 1};
+  return {owned[memory.first], memory.stride * owned.stride, memory.count};
 }
 
 }  // namespace annulus

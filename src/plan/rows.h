@@ -11,7 +11,7 @@ namespace annulus {
 
 struct Rows {
   std::int64_t first = 0;
-  std::int64_t stride = 1;  // >= 1
+  std::int64_t stride = 1;  // >= 1; 1 for a single row
   std::int64_t count = 0;
 
   constexpr bool empty() const { return count == 0; }

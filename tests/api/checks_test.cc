@@ -243,6 +243,32 @@ TEST_F(Checks, InterleavedRowsHaveToLeaveOneAnotherRoom) {
   for (const float x : buffer) ASSERT_EQ(x, 0.5f);
 }
 
+// [batch, tokens, heads, 2, head_dim] and [tokens, batch, ...]: whichever axis the tensors take turns along.
+TEST_F(Checks, OutputsMayTakeTurnsAlongEveryAxis) {
+  const Problem problem = checked_problem();
+  const std::int64_t dim = problem.head_dim, row = problem.heads * dim;
+  const std::array<std::int64_t, 4> shape{problem.batch, problem.tokens, problem.heads, dim};
+  const std::int64_t all = problem.batch * problem.tokens * row;
+  struct Turns {
+    std::array<std::int64_t, 4> stride;
+    std::int64_t second;  // where the second tensor begins
+  };
+  const Turns cases[] = {{{2 * problem.tokens * row, 2 * row, 2 * dim, 1}, dim},
+                         {{2 * row, problem.batch * 2 * row, 2 * dim, 1}, dim},
+                         {{2 * row, problem.batch * 2 * row, dim, 1}, row},
+                         {{row, problem.batch * 2 * row, dim, 1}, problem.batch * row},
+                         {{2 * problem.tokens * row, row, dim, 1}, problem.tokens * row}};
+  for (const Turns& turns : cases) {
+    std::vector<float> buffer(static_cast<std::size_t>(2 * all + dim), 0.5f);
+    ForwardArgs args = call_.forward_args();
+    args.q = TensorView(buffer.data(), problem.dtype, shape, turns.stride);
+    args.out = TensorView(buffer.data() + turns.second, problem.dtype, shape, turns.stride);
+    EXPECT_NO_THROW(attention_.forward(args)) << turns.second;
+    args.out = TensorView(buffer.data() + turns.second + 1, problem.dtype, shape, turns.stride);
+    expect_refused([&] { attention_.forward(args); }, {"must not overlap", "out", "q"});
+  }
+}
+
 TEST_F(Checks, NeighboursInMemoryAreFine) {
   const Problem problem = checked_problem();
   const std::array<std::int64_t, 4> q_shape{2, 6, 4, 8};

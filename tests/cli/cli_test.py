@@ -173,7 +173,7 @@ class BadInput(CliTest):
         self.refuse_run(["heads must be at least 1", "got 0"], "--heads", "0")
         self.refuse_run(["head_dim must be at least 1", "got 0"], "--head-dim", "0")
         self.refuse_run(["--tokens", "ten"], "--tokens", "ten")
-        self.refuse_run(["below 2^58"], "--tokens", "4B", "--batch", "4B", "--heads", "64")
+        self.refuse_run(["at most 2^58"], "--tokens", "4B", "--batch", "4B", "--heads", "64")
 
     def test_heads(self):
         self.refuse_run(["multiple of kv_heads", "12 heads and 5 kv_heads", "choose"], "--kv-heads", "5")

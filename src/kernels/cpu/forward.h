@@ -19,7 +19,7 @@ class QueryBlock {
   void attend(const Task& task, const ForwardArgs& args);
 
   std::int64_t rows() const { return block_.end - block_.begin; }
-  // acc * (output_scale / sum), in fp32, is the block's output: factor() has one number a row.
+  // acc * (output_scale / sum), in fp32, is the block's output: factors() has one number a row.
   const float* values() const { return values_; }
   const float* factors();
   float lse(std::int64_t row) const;

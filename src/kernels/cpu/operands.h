@@ -2,6 +2,9 @@
 // the other.
 #pragma once
 
+#include <cmath>
+#include <limits>
+
 #include "annulus/attention.h"
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/context.h"
@@ -39,7 +42,8 @@ class QueryOperands {
     }
     for (std::int64_t i = 0; i < queries.count; ++i) {
       const std::int64_t row = context_.row_index(batch, head, queries[i]);
-      lse_log2_[i] = args.lse[static_cast<std::size_t>(row)] * kLog2E;
+      const float lse = args.lse[static_cast<std::size_t>(row)];
+      lse_log2_[i] = std::isnan(lse) ? std::numeric_limits<float>::quiet_NaN() : lse * kLog2E;  // see rows-inl.h
       delta_[i] = delta[row];
     }
     count_ = queries.count;

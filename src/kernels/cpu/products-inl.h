@@ -5,8 +5,8 @@
 //   panels   [rows / kRows][k][kPanel]        the left factor, element (i, k) of a block at k * kPanel + i
 //   columns  [rows / kColumns][k][kColumns]   the right factor of q . k: element k of kColumns rows side by side
 //   rows     [rows][padded(head_dim)]         the right factor of P v
-// Scores stay in a small square of scratch and serve as left factors, straight (kScoreStride, 1) or transposed (1,
-// kScoreStride).
+// Scores stay in a small rectangle of scratch and serve as left factors, straight (stride, 1) or transposed (1,
+// stride).
 #if defined(ANNULUS_KERNELS_CPU_PRODUCTS_INL_H) == defined(HWY_TARGET_TOGGLE)  // once per target
 #ifdef ANNULUS_KERNELS_CPU_PRODUCTS_INL_H
 #undef ANNULUS_KERNELS_CPU_PRODUCTS_INL_H
@@ -17,6 +17,28 @@
 #include <hwy/highway.h>
 
 #include <cstdint>
+
+// The family of instruction sets that is being compiled: AVX-512, AVX2 and the compiler's baseline are enough, what
+// lies between only costs compile time. Highway numbers better ones lower, and knows NEON by two names.
+#undef ANNULUS_TARGET
+#define ANNULUS_SKIPPED 0
+#define ANNULUS_BASELINE 1
+#define ANNULUS_NEON 2
+#define ANNULUS_AVX2 3
+#define ANNULUS_AVX512 4
+#if HWY_ARCH_X86 && (HWY_TARGET == HWY_AVX3 || (HWY_TARGET < HWY_AVX3 && HWY_TARGET == HWY_STATIC_TARGET))
+#define ANNULUS_TARGET ANNULUS_AVX512
+#elif HWY_TARGET == HWY_AVX2
+#define ANNULUS_TARGET ANNULUS_AVX2
+#elif HWY_TARGET != HWY_STATIC_TARGET
+#define ANNULUS_TARGET ANNULUS_SKIPPED
+#elif HWY_TARGET == HWY_NEON || (defined(HWY_NEON_WITHOUT_AES) && HWY_TARGET == HWY_NEON_WITHOUT_AES)
+#define ANNULUS_TARGET ANNULUS_NEON
+#else
+#define ANNULUS_TARGET ANNULUS_BASELINE
+#endif
+
+#if ANNULUS_TARGET != ANNULUS_SKIPPED
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu {
@@ -31,11 +53,11 @@ using Index = std::int64_t;
 // the 16 of AVX2.
 #undef ANNULUS_VECTOR_FP16
 #define ANNULUS_VECTOR_FP16 1
-#if HWY_TARGET == HWY_AVX3
+#if ANNULUS_TARGET == ANNULUS_AVX512
 constexpr Index kLanes = 16, kRows = 14, kPanel = 16;
-#elif HWY_TARGET == HWY_AVX2
+#elif ANNULUS_TARGET == ANNULUS_AVX2
 constexpr Index kLanes = 8, kRows = 6, kPanel = 8;
-#elif HWY_TARGET == HWY_NEON
+#elif ANNULUS_TARGET == ANNULUS_NEON
 constexpr Index kLanes = 4, kRows = 14, kPanel = 16;
 #else
 #undef ANNULUS_VECTOR_FP16
@@ -44,16 +66,19 @@ constexpr Index kLanes = HWY_TARGET == HWY_SCALAR ? 1 : HWY_MAX_BYTES / 4, kRows
 #endif
 constexpr Index kColumns = 2 * kLanes;
 constexpr Index kQueryTile = kRows * (84 / kRows);
-constexpr Index kKeyChunk = 256;  // scores of a tile stay in the level-2 cache, packed keys and values too
+constexpr Index kKeyChunk = 512;                // scores of a tile and packed keys and values share the level-2 cache
 constexpr Index kScoreStride = kKeyChunk + 16;  // not a power of two: rows of scores must not share cache sets
 constexpr Index kBackwardQueries = kRows * (112 / kRows);
 constexpr Index kBackwardKeys = 256;
+constexpr Index kSlopeStride = kBackwardKeys + 16;
 static_assert(kKeyChunk % kColumns == 0 && kBackwardKeys % kColumns == 0);
 
-// Max and Min that keep a NaN: x86 returns the second argument when either is NaN, ARM returns NaN, plain C++ must be
+// Max and Min that keep a NaN: x86 returns the second argument when either is NaN, ARM returns NaN, others must be
 // asked.
+#undef ANNULUS_MAX_KEEPS_NAN
+#define ANNULUS_MAX_KEEPS_NAN (ANNULUS_TARGET == ANNULUS_NEON || (HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128))
 HWY_INLINE V at_least(D d, float low, V x) {
-#if HWY_TARGET == HWY_SCALAR
+#if !ANNULUS_MAX_KEEPS_NAN
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
 #else
   return hn::Max(hn::Set(d, low), x);
@@ -61,7 +86,7 @@ HWY_INLINE V at_least(D d, float low, V x) {
 }
 
 HWY_INLINE V at_most(D d, float high, V x) {
-#if HWY_TARGET == HWY_SCALAR
+#if !ANNULUS_MAX_KEEPS_NAN
   return hn::IfThenElse(hn::Gt(x, hn::Set(d, high)), hn::Set(d, high), x);
 #else
   return hn::Min(hn::Set(d, high), x);
@@ -146,8 +171,9 @@ HWY_NOINLINE void multiply(Index m, const float* HWY_RESTRICT a, const float* HW
 }
 
 // Scores of m panel rows with kColumns packed columns.
-HWY_INLINE void multiply_columns(Index m, const float* panel, const float* columns, Index head_dim, float* scores) {
-  multiply<2, false, 1, kPanel>(m, panel, columns, kColumns, head_dim, scores, kScoreStride);
+HWY_INLINE void multiply_columns(Index m, const float* panel, const float* columns, Index head_dim, float* scores,
+                                 Index stride) {
+  multiply<2, false, 1, kPanel>(m, panel, columns, kColumns, head_dim, scores, stride);
 }
 
 // C (+)= A B for all padded(head_dim) columns of B; the last vector may stand alone.
@@ -164,4 +190,5 @@ HWY_INLINE void multiply_rows(Index m, const float* a, const float* b, Index wid
 }  // namespace annulus::cpu
 HWY_AFTER_NAMESPACE();
 
+#endif  // a target that we compile
 #endif  // once per target

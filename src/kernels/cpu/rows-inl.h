@@ -8,16 +8,20 @@
 #define ANNULUS_KERNELS_CPU_ROWS_INL_H
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cpu/products-inl.h"
 #include "kernels/cpu/tiles.h"
 #include "numeric/half.h"
+
+#if ANNULUS_TARGET != ANNULUS_SKIPPED
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu {
@@ -93,6 +97,13 @@ HWY_INLINE Index transpose_quads(const T* const* row, Index head_dim, float scal
 }
 #endif
 
+// Rows of one head lie far apart, where no hardware prefetcher looks: asked for a few rows ahead they arrive in time.
+constexpr Index kAhead = 8;
+template <class T>
+HWY_INLINE void prefetch_row(const T* row, Index head_dim) {
+  for (Index k = 0; k < head_dim; k += 64 / static_cast<Index>(sizeof(T))) hwy::Prefetch(row + k);
+}
+
 // Rows i of the source, kBlock of them side by side (kWidth floats) for every k; lanes beyond the rows are 0.
 template <Index kBlock, Index kWidth, class T>
 void transpose_rows(const T* source, Index stride, Index count, Index head_dim,
@@ -102,7 +113,10 @@ void transpose_rows(const T* source, Index stride, Index count, Index head_dim,
     const Index rows = std::min(kBlock, count - block);
     for (Index i = 0; i < kWidth; i += kStep) {
       const T* row[kStep];
-      for (Index u = 0; u < kStep; ++u) row[u] = i + u < rows ? source + (block + i + u) * stride : nullptr;
+      for (Index u = 0; u < kStep; ++u) {
+        row[u] = i + u < rows ? source + (block + i + u) * stride : nullptr;
+        if (block + i + u + kAhead < count) prefetch_row(source + (block + i + u + kAhead) * stride, head_dim);
+      }
       Index k = transpose_quads<kWidth>(row, head_dim, scale, target + i);
       for (; k < head_dim; ++k)
         for (Index u = 0; u < kStep; ++u)
@@ -120,6 +134,7 @@ bool copy_rows(const T* source, Index stride, Index count, Index head_dim, std::
   Watch watch(d);
   bool tail_finite = true;
   for (Index i = 0; i < count; ++i, source += stride, target += width) {
+    if (i + kAhead < count) prefetch_row(source + kAhead * stride, head_dim);
     Index k = 0;
     for (; k + kLanes <= head_dim; k += kLanes) {
       const V x = hn::Mul(factor, canonical(d, load(d, source + k)));
@@ -246,4 +261,5 @@ void dot_rows(const SourceRows& a, const SourceRows& b, float* result) {
 }  // namespace annulus::cpu
 HWY_AFTER_NAMESPACE();
 
+#endif  // a target that we compile
 #endif  // once per target

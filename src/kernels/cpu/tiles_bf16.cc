@@ -197,18 +197,22 @@ inline void soften_row(const float* scores, std::int32_t* weights, Index extent,
   *state.sum += _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
-// 0 * NaN is NaN: see tiles_simd.cc.
+// 0 * NaN is NaN: see tiles_simd.cc. The last pair of a row may have one visible key: the other is taken out.
 void add_values_one_by_one(const AttendTile& tile, const std::int32_t* weights) {
   const Index width = padded(tile.head_dim);
   const auto* values = static_cast<const std::int32_t*>(tile.values);
-  const auto half = [](std::int32_t pair, Index which) {
-    return to_float(BFloat16{static_cast<std::uint16_t>(static_cast<std::uint32_t>(pair) >> (16 * which))});
-  };
-  for (Index i = 0; i < tile.query_count; ++i)
-    for (Index j = 0; j < visible_keys(i, tile.diagonal, tile.key_count); ++j)
-      for (Index k = 0; k < width; ++k)
-        tile.state.values[i * tile.state.step * width + k] +=
-            half(weights[i * kWeightStride + j / 2], j % 2) * half(values[j / 2 * width + k], j % 2);
+  for (Index i = 0; i < tile.query_count; ++i) {
+    const Index visible = visible_keys(i, tile.diagonal, tile.key_count);
+    float* sum = tile.state.values + i * tile.state.step * width;
+    for (Index pair = 0; pair < pairs(visible); ++pair) {
+      const __m512i both = _mm512_set1_epi32(2 * pair + 1 < visible ? -1 : 0xffff);
+      const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(weights[i * kWeightStride + pair]));
+      for (Index k = 0; k < width; k += kLanes) {
+        const __m512i right = _mm512_and_si512(both, _mm512_loadu_si512(values + pair * width + k));
+        _mm512_storeu_ps(sum + k, _mm512_dpbf16_ps(_mm512_loadu_ps(sum + k), left, reinterpret_cast<__m512bh>(right)));
+      }
+    }
+  }
 }
 
 void add_values(const AttendTile& tile, const std::int32_t* weights, Index i, Index m, Index key_count) {

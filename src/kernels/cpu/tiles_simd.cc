@@ -5,6 +5,11 @@
 #include <cmath>
 #include <cstdint>
 
+// Vectors whose length is not known to the compiler cannot stand in arrays.
+#if defined(__aarch64__)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 #include "kernels/cpu/tile_sources.h"
 #include "kernels/softmax_state.h"
 #include "numeric/half.h"
@@ -14,12 +19,11 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-// AVX-512, AVX2 and the baseline of the compiler (plain C++ or SSE2 on x86, NEON on ARM) are enough. What lies between
-// only costs compile time.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_STATIC_TARGET
-
+// Included for targets that are skipped too: what guards them counts targets.
 #include "kernels/cpu/products-inl.h"
 #include "kernels/cpu/rows-inl.h"
+
+#if ANNULUS_TARGET != ANNULUS_SKIPPED
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu {
@@ -60,14 +64,21 @@ HWY_INLINE void soften_row(float* scores, Index extent, Index width, float& maxi
   sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
 
-// 0 * NaN is NaN: where a value that is not finite stands behind the diagonal, weights of 0 must not meet it.
+// 0 * NaN is NaN: where a value that is not finite stands behind the diagonal, weights of 0 must not meet it. The same
+// sums in the same order as multiply_rows has them, so that nobody can tell which of the two was at work.
+HWY_INLINE void add_row(float factor, const float* row, Index width, float* sum) {
+  const D d;
+  const V left = hn::Set(d, factor);
+  for (Index k = 0; k < width; k += kLanes)
+    hn::StoreU(hn::MulAdd(left, hn::LoadU(d, row + k), hn::LoadU(d, sum + k)), d, sum + k);
+}
+
 void add_values_one_by_one(const AttendTile& tile, const float* scores) {
   const Index width = padded(tile.head_dim);
   const auto* values = static_cast<const float*>(tile.values);
   for (Index i = 0; i < tile.query_count; ++i)
     for (Index j = 0; j < visible_keys(i, tile.diagonal, tile.key_count); ++j)
-      for (Index k = 0; k < width; ++k)
-        tile.state.values[i * tile.state.step * width + k] += scores[i * kScoreStride + j] * values[j * width + k];
+      add_row(scores[i * kScoreStride + j], values + j * width, width, tile.state.values + i * tile.state.step * width);
 }
 
 void attend(const AttendTile& tile) {
@@ -82,7 +93,7 @@ void attend(const AttendTile& tile) {
       const Index m = std::min(kRows, tile.query_count - i);
       if (j < visible_keys(i + m - 1, tile.diagonal, tile.key_count))
         multiply_columns(m, queries + i / kRows * kPanel * tile.head_dim, keys + j * tile.head_dim, tile.head_dim,
-                         scores + i * kScoreStride + j);
+                         scores + i * kScoreStride + j, kScoreStride);
     }
   for (Index i = 0; i < tile.query_count; i += kRows) {
     const Index m = std::min(kRows, tile.query_count - i);
@@ -115,7 +126,7 @@ bool pack_values(const SourceRows& rows, void* packed) { return pack_rows(rows, 
 // backward
 
 struct Gradients {
-  float* weights;  // P, [query][kScoreStride]
+  float* weights;  // P, [query][kSlopeStride]
   float* slopes;   // dP, then dS / scale
 };
 
@@ -138,15 +149,13 @@ void accumulate_one_by_one(const DifferentiateTile& tile, const Gradients& score
   const Index width = padded(tile.head_dim);
   for (Index i = 0; i < tile.query_count; ++i)
     for (Index j = 0; j < visible_keys(i, tile.diagonal, tile.key_count); ++j) {
-      const float p = scores.weights[i * kScoreStride + j];
-      const float ds = scores.slopes[i * kScoreStride + j];
-      for (Index k = 0; k < width; ++k) {
-        if (tile.dk != nullptr) {
-          tile.dk[j * tile.dk_step * width + k] += ds * tile.query_rows[i * width + k];
-          tile.dv[j * tile.dk_step * width + k] += p * tile.dout_rows[i * width + k];
-        }
-        if (tile.dq != nullptr) tile.dq[i * tile.dq_step * width + k] += ds * tile.key_rows[j * width + k];
+      const float p = scores.weights[i * kSlopeStride + j];
+      const float ds = scores.slopes[i * kSlopeStride + j];
+      if (tile.dk != nullptr) {
+        add_row(ds, tile.query_rows + i * width, width, tile.dk + j * tile.dk_step * width);
+        add_row(p, tile.dout_rows + i * width, width, tile.dv + j * tile.dk_step * width);
       }
+      if (tile.dq != nullptr) add_row(ds, tile.key_rows + j * width, width, tile.dq + i * tile.dq_step * width);
     }
 }
 
@@ -158,36 +167,38 @@ void accumulate_dk_dv(const DifferentiateTile& tile, const Gradients& scores) {
         std::clamp<Index>(j - tile.diagonal, 0, tile.query_count);  // rows before it see none of these keys
     const Index depth = tile.query_count - first;
     if (depth == 0) continue;
-    const Index offset = first * kScoreStride + j;
-    multiply_rows<1, kScoreStride>(m, scores.weights + offset, tile.dout_rows + first * width, width, depth,
+    const Index offset = first * kSlopeStride + j;
+    multiply_rows<1, kSlopeStride>(m, scores.weights + offset, tile.dout_rows + first * width, width, depth,
                                    tile.dv + j * tile.dk_step * width, tile.dk_step * width);
-    multiply_rows<1, kScoreStride>(m, scores.slopes + offset, tile.query_rows + first * width, width, depth,
+    multiply_rows<1, kSlopeStride>(m, scores.slopes + offset, tile.query_rows + first * width, width, depth,
                                    tile.dk + j * tile.dk_step * width, tile.dk_step * width);
   }
 }
 
 void differentiate(const DifferentiateTile& tile) {
   const Index width = padded(tile.head_dim);
-  const Gradients scores{tile.scratch, tile.scratch + kBackwardQueries * kScoreStride};
+  const Gradients scores{tile.scratch, tile.scratch + kBackwardQueries * kSlopeStride};
   const Index column_count = round_up(tile.key_count, kColumns);
   for (Index j = 0; j < tile.key_count; j += kColumns)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
       if (j >= visible_keys(i + m - 1, tile.diagonal, tile.key_count)) continue;
       const Index panel = i / kRows * kPanel * tile.head_dim;
-      const Index score = i * kScoreStride + j;
-      multiply_columns(m, tile.queries + panel, tile.keys + j * tile.head_dim, tile.head_dim, scores.weights + score);
-      multiply_columns(m, tile.dout + panel, tile.values + j * tile.head_dim, tile.head_dim, scores.slopes + score);
+      const Index score = i * kSlopeStride + j;
+      multiply_columns(m, tile.queries + panel, tile.keys + j * tile.head_dim, tile.head_dim, scores.weights + score,
+                       kSlopeStride);
+      multiply_columns(m, tile.dout + panel, tile.values + j * tile.head_dim, tile.head_dim, scores.slopes + score,
+                       kSlopeStride);
     }
   for (Index i = 0; i < tile.query_count; ++i)
-    differentiate_row(scores.weights + i * kScoreStride, scores.slopes + i * kScoreStride,
+    differentiate_row(scores.weights + i * kSlopeStride, scores.slopes + i * kSlopeStride,
                       visible_keys(i, tile.diagonal, tile.key_count), column_count, tile.lse_log2[i], tile.delta[i]);
   if (!tile.finite && tile.diagonal < tile.key_count - 1) return accumulate_one_by_one(tile, scores);
   if (tile.dk != nullptr) accumulate_dk_dv(tile, scores);
   if (tile.dq != nullptr)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
-      multiply_rows<kScoreStride, 1>(m, scores.slopes + i * kScoreStride, tile.key_rows, width,
+      multiply_rows<kSlopeStride, 1>(m, scores.slopes + i * kSlopeStride, tile.key_rows, width,
                                      visible_keys(i + m - 1, tile.diagonal, tile.key_count),
                                      tile.dq + i * tile.dq_step * width, tile.dq_step * width);
     }
@@ -212,9 +223,12 @@ double fma_chains(Index rounds) {
   return 2.0 * 12.0 * static_cast<double>(kLanes) * static_cast<double>(rounds);
 }
 
-Tiles make_tiles(std::string_view name) {
+Tiles make_tiles() {
   Tiles tiles;
-  tiles.name = name;
+  tiles.name = ANNULUS_TARGET == ANNULUS_AVX512 ? "avx512"
+               : ANNULUS_TARGET == ANNULUS_AVX2 ? "avx2"
+               : ANNULUS_TARGET == ANNULUS_NEON ? "neon"
+                                                : "portable";
   tiles.forward = {.query_tile = kQueryTile,
                    .key_chunk = kKeyChunk,
                    .score_bytes = kQueryTile * kScoreStride * 4,
@@ -227,7 +241,7 @@ Tiles make_tiles(std::string_view name) {
   tiles.forward_bf16 = tiles.forward;
   tiles.backward = {.query_tile = kBackwardQueries,
                     .key_tile = kBackwardKeys,
-                    .score_bytes = 2 * kBackwardQueries * kScoreStride * 4,
+                    .score_bytes = 2 * kBackwardQueries * kSlopeStride * 4,
                     .panel_floats = panel_floats,
                     .column_floats = column_floats,
                     .pack_panels = pack_panels,
@@ -254,16 +268,12 @@ std::vector<Tiles> simd_tiles() {
   std::vector<Tiles> found;
   [[maybe_unused]] const auto supported = hwy::SupportedTargets();
 #if (HWY_TARGETS & HWY_AVX3) && HWY_STATIC_TARGET != HWY_AVX3
-  if ((supported & HWY_AVX3) != 0) found.push_back(N_AVX3::make_tiles("avx512"));
+  if ((supported & HWY_AVX3) != 0) found.push_back(N_AVX3::make_tiles());
 #endif
 #if (HWY_TARGETS & HWY_AVX2) && HWY_STATIC_TARGET != HWY_AVX2
-  if ((supported & HWY_AVX2) != 0) found.push_back(N_AVX2::make_tiles("avx2"));
+  if ((supported & HWY_AVX2) != 0) found.push_back(N_AVX2::make_tiles());
 #endif
-  constexpr auto kBaseline = HWY_STATIC_TARGET;
-  found.push_back(HWY_NAMESPACE::make_tiles(kBaseline == HWY_AVX3   ? "avx512"
-                                            : kBaseline == HWY_AVX2 ? "avx2"
-                                            : kBaseline == HWY_NEON ? "neon"
-                                                                    : "portable"));
+  found.push_back(HWY_NAMESPACE::make_tiles());  // the baseline
   return found;
 }
 
