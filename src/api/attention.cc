@@ -41,7 +41,12 @@ struct Attention::Impl {
   std::unique_ptr<Kernels> kernels;
 
   Impl(const Problem& given, const Options& options)
-      : problem(resolve(given)), plan(make_plan(problem)), kernels(make_cpu_kernels(problem, plan, options)) {}
+      : problem(resolve(given)),
+        plan(make_plan(problem)),
+        kernels(make_cpu_kernels(problem, plan, options, {{all_rows()}, false})) {}
+
+  Rows all_rows() const { return {0, 1, problem.tokens}; }
+  KeySource own_keys(const KeyTensors& tensors) const { return {problem, {.owner = 0, .rows = all_rows()}, tensors}; }
 
   std::size_t workspace_bytes(Pass pass) const {
     return static_cast<std::size_t>(total_bytes(kernels->workspace(pass)));
@@ -72,7 +77,10 @@ void Attention::forward(const ForwardArgs& args) const {
   if (!args.lse.empty()) checks.output("lse", args.lse);
   checks.workspace(args.workspace, workspace_bytes(Pass::forward));
   checks.overlaps();
-  impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) { impl_->kernels->forward(ready); });
+  impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) {
+    const KeySource own = impl_->own_keys({ready.k, ready.v, {}, {}});
+    impl_->kernels->forward(ready, {.sources = {&own, 1}});
+  });
 }
 
 void Attention::backward(const BackwardArgs& args) const {
@@ -88,7 +96,10 @@ void Attention::backward(const BackwardArgs& args) const {
   checks.output("dv", args.dv, impl_->problem.kv_heads);
   checks.workspace(args.workspace, workspace_bytes(Pass::backward));
   checks.overlaps();
-  impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) { impl_->kernels->backward(ready); });
+  impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) {
+    const KeySource own = impl_->own_keys({ready.k, ready.v, ready.dk, ready.dv});
+    impl_->kernels->backward(ready, {.sources = {&own, 1}, .dq = ready.dq});
+  });
 }
 
 std::size_t Attention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }

@@ -1,14 +1,46 @@
 // Kernels: numbers from tasks. One interface for every kind of device; the plan says what, kernels say how.
+//
+// A rank's queries stay where they are while keys come in steps, a few sources at a time. On one rank there is one step
+// and one source: its own keys.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "annulus/attention.h"
+#include "kernels/key_source.h"
 #include "plan/plan.h"
 
 namespace annulus {
+
+// Which queries a rank has, in the order of its memory, and whether keys come in several steps.
+struct Shard {
+  std::vector<Rows> pieces;
+  bool stepwise = false;
+};
+
+// The softmax states of a rank's rows (softmax_state.h) between two steps.
+struct SoftmaxStates {
+  TensorView values;         // fp32, [batch, rows, heads, head_dim]; may be `out` itself
+  float* maximum = nullptr;  // [batch, heads, rows]
+  float* sum = nullptr;      // [batch, heads, rows]
+};
+
+struct ForwardStep {
+  std::span<const KeySource> sources;
+  bool first = true;
+  bool last = true;
+  SoftmaxStates states = {};  // unused where there is one step
+};
+
+struct BackwardStep {
+  std::span<const KeySource> sources;  // their dk and dv are set, not added to
+  bool first = true;                   // Delta is made, dq starts at 0
+  TensorView dq;                       // fp32, [batch, rows, heads, head_dim]; may be the result itself
+};
 
 class Kernels {
  public:
@@ -18,12 +50,21 @@ class Kernels {
   virtual int threads() const = 0;
   // The parts of the workspace that a pass needs. Laid one behind the other, each from a multiple of 64 bytes on.
   virtual std::vector<MemoryComponent> workspace(Pass pass) const = 0;
-  // Arguments have been checked; the workspace is there.
-  virtual void forward(const ForwardArgs& args) const = 0;
-  virtual void backward(const BackwardArgs& args) const = 0;
+
+  // Arguments have been checked; the workspace is there, and is left alone between two steps of a pass.
+  virtual void forward(const ForwardArgs& args, const ForwardStep& step) const = 0;
+  virtual void backward(const BackwardArgs& args, const BackwardStep& step) const = 0;
+
+  // For fp32 sums of the same shape: target += source, and target = source, rounded.
+  virtual void add(const ConstTensorView& source, const TensorView& target) const = 0;
+  virtual void round(const ConstTensorView& source, const TensorView& target) const = 0;
+
+  // Called now and then while a pass is computed, by any of its threads: whoever has bytes to move hooks in here.
+  std::function<void()> poll;
 };
 
 // Problem and plan must outlive the kernels.
-std::unique_ptr<Kernels> make_cpu_kernels(const Problem& problem, const Plan& plan, const Options& options);
+std::unique_ptr<Kernels> make_cpu_kernels(const Problem& problem, const Plan& plan, const Options& options,
+                                          const Shard& shard);
 
 }  // namespace annulus

@@ -1,35 +1,53 @@
 #include "plan/parcel.h"
 
-#include "plan/phase.h"
+#include <algorithm>
+#include <limits>
 
 namespace annulus {
+namespace {
 
-// Calls f(classes, place) with places counted from the head's own first vector. Parcels of a branch alone.
-template <class F>
-void ParcelReader::for_each_place(const Parcel& parcel, std::int64_t kv_head, F f) const {
-  const std::int64_t dilation = problem_.pattern.branches[static_cast<std::size_t>(parcel.branch)].dilation;
-  const std::int64_t segment_end = parcel.segment_begin + parcel.segment_length;
-  std::int64_t first = 0;
-  for (const Takers& takers : takers_of(problem_, parcel.branch, kv_head)) {
-    const bool all = takers.classes.count == dilation;
-    const Rows rows =
-        all ? parcel.rows
-            : intersect(progression(parcel.segment_begin, segment_end, takers.classes.first, dilation), parcel.rows);
-    f(takers.classes, Place{rows, first, 1});
-    first += rows.count;
-  }
+constexpr Classes kEveryClass{0, std::numeric_limits<std::int64_t>::max()};
+
+}  // namespace
+
+ParcelReader::ParcelReader(const Problem& problem) : problem_(problem) {
+  for (std::size_t branch = 0; branch < problem.pattern.branches.size(); ++branch)
+    for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head)
+      takers_.push_back(takers_of(problem, static_cast<int>(branch), kv_head));
 }
 
-std::int64_t ParcelReader::vectors_of_head(const Parcel& parcel, std::int64_t kv_head) const {
-  std::int64_t count = 0;
-  for_each_place(parcel, kv_head, [&](const Classes&, const Place& place) { count += place.rows.count; });
-  return count;
+template <class F>
+void ParcelReader::for_each_run(const Parcel& parcel, F f) const {
+  const std::int64_t dilation = problem_.pattern.branches[static_cast<std::size_t>(parcel.branch)].dilation;
+  const std::int64_t end = parcel.segment_begin + parcel.segment_length;
+  for (std::int64_t kv_head = 0; kv_head < problem_.kv_heads; ++kv_head)
+    for (const Takers& takers : takers_[static_cast<std::size_t>(parcel.branch * problem_.kv_heads + kv_head)]) {
+      const bool all = takers.classes.count == dilation;
+      f(kv_head, takers.classes,
+        all ? parcel.rows
+            : intersect(progression(parcel.segment_begin, end, takers.classes.first, dilation), parcel.rows));
+    }
+}
+
+std::vector<std::vector<Place>> ParcelReader::places(const Parcel& parcel) const {
+  std::vector<std::vector<Place>> result(static_cast<std::size_t>(problem_.kv_heads));
+  if (parcel.branch == kEveryBranch) {
+    for (std::int64_t kv_head = 0; kv_head < problem_.kv_heads; ++kv_head)
+      result[static_cast<std::size_t>(kv_head)].push_back({kEveryClass, parcel.rows, kv_head, problem_.kv_heads});
+    return result;
+  }
+  std::int64_t vectors = 0;
+  for_each_run(parcel, [&](std::int64_t kv_head, const Classes& classes, const Rows& rows) {
+    if (!rows.empty()) result[static_cast<std::size_t>(kv_head)].push_back({classes, rows, vectors, 1});
+    vectors += rows.count;
+  });
+  return result;
 }
 
 std::int64_t ParcelReader::vectors(const Parcel& parcel) const {
   if (parcel.branch == kEveryBranch) return parcel.rows.count * problem_.kv_heads;
   std::int64_t count = 0;
-  for (std::int64_t kv_head = 0; kv_head < problem_.kv_heads; ++kv_head) count += vectors_of_head(parcel, kv_head);
+  for_each_run(parcel, [&](std::int64_t, const Classes&, const Rows& rows) { count += rows.count; });
   return count;
 }
 
@@ -37,36 +55,24 @@ std::int64_t ParcelReader::bytes(const Parcel& parcel) const {
   return 2 * problem_.batch * vectors(parcel) * problem_.head_dim * size_of(problem_.dtype);
 }
 
-std::vector<Place> ParcelReader::places(const Parcel& parcel, std::int64_t kv_head) const {
-  if (parcel.branch == kEveryBranch) return {{parcel.rows, kv_head, problem_.kv_heads}};
-  std::int64_t before = 0;
-  for (std::int64_t head = 0; head < kv_head; ++head) before += vectors_of_head(parcel, head);
-  std::vector<Place> result;
-  for_each_place(parcel, kv_head, [&](const Classes&, const Place& place) {
-    if (!place.rows.empty()) result.push_back({place.rows, before + place.first, 1});
-  });
-  return result;
+Place find(const std::vector<Place>& places, std::int64_t phase_class, const Rows& rows) {
+  for (const Place& place : places) {
+    if (phase_class < place.classes.first || phase_class - place.classes.first >= place.classes.count) continue;
+    const Rows found = intersect(rows, place.rows);
+    if (found.empty()) continue;
+    const Rows memory = memory_rows(found, place.rows);
+    return {place.classes, found, place.first + memory.first * place.stride, memory.stride * place.stride};
+  }
+  return {};
 }
 
-Place ParcelReader::find(const Parcel& parcel, std::int64_t kv_head, std::int64_t phase_class,
-                         const Rows& group) const {
-  if (parcel.branch == kEveryBranch) {
-    const Rows rows = intersect(group, parcel.rows);
-    if (rows.empty()) return {};
-    const Rows memory = memory_rows(rows, parcel.rows);
-    return {rows, memory.first * problem_.kv_heads + kv_head, memory.stride * problem_.kv_heads};
-  }
-  std::int64_t before = 0;
-  for (std::int64_t head = 0; head < kv_head; ++head) before += vectors_of_head(parcel, head);
-  Place found;
-  for_each_place(parcel, kv_head, [&](const Classes& classes, const Place& place) {
-    if (phase_class < classes.first || phase_class >= classes.first + classes.count) return;
-    const Rows rows = intersect(group, place.rows);
-    if (rows.empty()) return;
-    const Rows memory = memory_rows(rows, place.rows);
-    found = {rows, before + place.first + memory.first, memory.stride};
-  });
-  return found;
+Parcel slice(const Parcel& parcel, std::int64_t i, std::int64_t parts) {
+  const std::int64_t count = parcel.rows.count;
+  const auto begin = [&](std::int64_t part) { return count / parts * part + std::min(part, count % parts); };
+  Parcel result = parcel;
+  const std::int64_t first = begin(i), rows = begin(i + 1) - first;
+  result.rows = {parcel.rows[first], rows == 1 ? 1 : parcel.rows.stride, rows};
+  return result;
 }
 
 }  // namespace annulus

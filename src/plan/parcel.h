@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "annulus/problem.h"
+#include "plan/phase.h"
 #include "plan/rows.h"
 
 namespace annulus {
@@ -26,8 +27,9 @@ struct Parcel {
 };
 
 // A run of head rows (head_dim elements each) in a packed parcel: vector first + i * stride holds position rows[i] of
-// one key/value head.
+// one key/value head. The rows are those of some classes.
 struct Place {
+  Classes classes;
   Rows rows;
   std::int64_t first = 0;
   std::int64_t stride = 1;
@@ -37,22 +39,27 @@ struct Place {
 // head][class][row], the rows of a head that takes every class in order of position.
 class ParcelReader {
  public:
-  explicit ParcelReader(const Problem& problem) : problem_(problem) {}
+  explicit ParcelReader(const Problem& problem);
 
   std::int64_t vectors(const Parcel& parcel) const;  // head rows, of keys; as many of values
   std::int64_t bytes(const Parcel& parcel) const;    // of keys and values
 
-  // Everything that the parcel has for one key/value head. Empty places are left out.
-  std::vector<Place> places(const Parcel& parcel, std::int64_t kv_head) const;
-  // The keys of one class of one segment; `group` are its rows.
-  Place find(const Parcel& parcel, std::int64_t kv_head, std::int64_t phase_class, const Rows& group) const;
+  // Everything that the parcel has, for each key/value head. Empty places are left out.
+  std::vector<std::vector<Place>> places(const Parcel& parcel) const;
 
  private:
-  std::int64_t vectors_of_head(const Parcel& parcel, std::int64_t kv_head) const;
+  // f(kv_head, classes, rows) in packed order. Parcels of a branch alone.
   template <class F>
-  void for_each_place(const Parcel& parcel, std::int64_t kv_head, F f) const;
+  void for_each_run(const Parcel& parcel, F f) const;
 
   const Problem& problem_;
+  std::vector<std::vector<Takers>> takers_;  // [branch, key/value head]
 };
+
+// Part i of `parts`, as even as whole rows allow: parts of a parcel together are the parcel.
+Parcel slice(const Parcel& parcel, std::int64_t i, std::int64_t parts);
+
+// Where those of the rows lie that one of these places has: rows of one class of one segment.
+Place find(const std::vector<Place>& places, std::int64_t phase_class, const Rows& rows);
 
 }  // namespace annulus

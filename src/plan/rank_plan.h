@@ -3,7 +3,7 @@
 //
 // In step 0 a rank attends to its own keys. What step i > 0 receives has arrived before its keys are attended to, while
 // step i - 1 is computed. All ranks have the same number of steps, and what one sends in a step the other receives in
-// it.
+// it. In backward, dk and dv of what a step received are handed back to their owner.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,12 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
+// At most one message a peer in each list.
 struct Step {
-  std::vector<Message> sends;     // at most one a peer
-  std::vector<Message> receives;  // at most one a peer
+  std::vector<Message> sends;
+  std::vector<Message> receives;
+  std::vector<Message> returns;      // backward: gradients of received keys, to their owners
+  std::vector<Message> homecomings;  // backward: gradients of this rank's keys, from those who used them
 };
 
 struct RankPlan {
@@ -45,11 +48,8 @@ struct RankPlan {
 // Takes a resolved problem and a resolved sharding.
 RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank);
 
-// Bytes of keys and values that a rank receives.
+// Bytes of keys and values that a rank receives or sends.
 std::int64_t received_bytes(const Problem& problem, const RankPlan& plan);
 std::int64_t sent_bytes(const Problem& problem, const RankPlan& plan);
-
-// What `receiver` must be sent of the rows of `owner`: the parcels of exchange.
-std::vector<Parcel> needed_parcels(const Problem& problem, const Sharding& sharding, int receiver, int owner);
 
 }  // namespace annulus

@@ -70,9 +70,10 @@ RC_GTEST_PROP(GroupsProperty, AreTheTasksCutOnBothSides, ()) {
     for_some_tasks(problem, [&](const Task& task, std::int64_t dilation, const Classes& classes, const Rows& queries,
                                 const Rows& keys) {
       std::vector<Group> groups;
-      for_each_group(task, dilation, classes, queries, keys, [&](const Rows& group_queries, const Rows& group_keys) {
-        groups.emplace_back(positions_of(group_queries), positions_of(group_keys));
-      });
+      for_each_group(task, dilation, classes, queries, keys,
+                     [&](std::int64_t, const Rows& group_queries, const Rows& group_keys) {
+                       groups.emplace_back(positions_of(group_queries), positions_of(group_keys));
+                     });
       std::sort(groups.begin(), groups.end());
       if (groups != enumerate(task, dilation, classes, queries, keys))
         RC_FAIL("groups of " + support::describe(problem));
@@ -89,12 +90,13 @@ RC_GTEST_PROP(GroupsProperty, TheDiagonalIsTheCausalMask, ()) {
   for (const Task& task : make_plan(problem).tasks) {
     const std::int64_t dilation = problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation;
     const Classes classes = classes_of(problem, task.branch, draw_between(0, problem.heads - 1));
-    for_each_group(task, dilation, classes, queries, keys, [&](const Rows& group_queries, const Rows& group_keys) {
-      const std::int64_t diagonal = diagonal_of(group_queries, group_keys);
-      for (std::int64_t i = 0; i < group_queries.count; ++i)
-        for (std::int64_t j = 0; j < group_keys.count; ++j)
-          RC_ASSERT((j <= i + diagonal) == (group_keys[j] <= group_queries[i]));
-    });
+    for_each_group(task, dilation, classes, queries, keys,
+                   [&](std::int64_t, const Rows& group_queries, const Rows& group_keys) {
+                     const std::int64_t diagonal = diagonal_of(group_queries, group_keys);
+                     for (std::int64_t i = 0; i < group_queries.count; ++i)
+                       for (std::int64_t j = 0; j < group_keys.count; ++j)
+                         RC_ASSERT((j <= i + diagonal) == (group_keys[j] <= group_queries[i]));
+                   });
   }
 }
 
@@ -111,7 +113,7 @@ TEST(Groups, FarAwaySegmentsAreFoundByArithmetic) {
   const Plan plan = make_plan(problem);
   for (const Task& task : plan.tasks)
     for_each_group(task, problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation, {0, 1},
-                   Rows{begin, 1, 1000}, Rows{0, 1, tokens}, [&](const Rows& queries, const Rows& keys) {
+                   Rows{begin, 1, 1000}, Rows{0, 1, tokens}, [&](std::int64_t, const Rows& queries, const Rows& keys) {
                      groups.emplace_back(Positions{queries.first, queries.last(), queries.count},
                                          Positions{keys.first, keys.last(), keys.count});
                    });

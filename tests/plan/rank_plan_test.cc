@@ -38,7 +38,7 @@ struct Whole {
 
   // Pairs of one rank's queries with the keys of one parcel, found in the packed parcel.
   void count(const std::vector<Rows>& pieces, const Parcel& parcel, std::map<Pair, int>& pairs) const {
-    const ParcelReader reader(problem);
+    const auto places = ParcelReader(problem).places(parcel);
     for (const Task& task : plan.tasks) {
       if (parcel.branch != kEveryBranch && parcel.branch != task.branch) continue;
       const std::int64_t dilation = problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation;
@@ -47,7 +47,8 @@ struct Whole {
         for (std::int64_t s = 0; s < task.count; ++s)
           for (std::int64_t c = classes.first; c < std::min(classes.first + classes.count, task.length); ++c) {
             const Rows group = task.rows(s, c, dilation);
-            const Place keys = reader.find(parcel, head / (problem.heads / problem.kv_heads), c, group);
+            const auto kv_head = static_cast<std::size_t>(head / (problem.heads / problem.kv_heads));
+            const Place keys = find(places[kv_head], c, group);
             for (const Rows& piece : pieces) {
               const Rows queries = intersect(group, piece);
               for (std::int64_t q = 0; q < queries.count; ++q)

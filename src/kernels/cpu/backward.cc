@@ -6,18 +6,17 @@
 namespace annulus::cpu {
 namespace {
 
-using Phase = void (*)(const Context&, const BackwardArgs&, const Deltas&, Carver&);
+using Phase = void (*)(const Context&, const PhaseArgs&, Carver&);
 
 // Eq. 7: the whole output is at hand.
-void exact_delta(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+void exact_delta(const Context& context, const PhaseArgs& phase, Carver& carver) {
   if (carver.measuring()) return;
   const Blocks blocks(context, context.problem.heads);
   ThreadPool::shared().run(blocks.count(), context.threads, [&](std::int64_t index, int) {
     const Block block = blocks[index];
-    const Rows rows{block.begin, 1, block.end - block.begin};
-    context.tiles.dot_rows(source_rows(args.dout, block.batch, block.head, rows),
-                           source_rows(args.out, block.batch, block.head, rows),
-                           deltas.data + context.row_index(block.batch, block.head, block.begin));
+    context.tiles.dot_rows(source_rows(phase.args.dout, block.batch, block.head, block.memory()),
+                           source_rows(phase.args.out, block.batch, block.head, block.memory()),
+                           phase.deltas.data + context.row_index(block.batch, block.head, block.first_row));
   });
 }
 
@@ -31,37 +30,38 @@ Phases choose(const Context& context) {
   const bool detached = context.problem.pattern.gradient == Gradient::detached;
   return {.deltas = detached ? static_cast<std::int64_t>(context.problem.pattern.branches.size()) : 1,
           .first = detached ? detached_deltas : exact_delta,
-          .second = context.problem.dtype == DType::fp32 ? backward_fused : backward_split};
+          .second = context.problem.dtype == DType::fp32 || context.shard.stepwise ? backward_fused : backward_split};
 }
 
 std::int64_t tile_bytes(const Context& context, Phase phase) {
   Carver carver;
-  phase(context, {}, {}, carver);
+  phase(context, {{}, {}, {}}, carver);
   return carver.used_bytes();
 }
 
-// Runs the phases one after the other in the same tiles, or measures when the carver has no memory.
-void walk(const Context& context, const BackwardArgs& args, Carver& carver) {
+// Runs the phases one after the other in the same tiles, or measures when the carver has no memory. Delta is made once
+// and stays for the steps that follow.
+void walk(const Context& context, const BackwardArgs& args, const BackwardStep& step, Carver& carver) {
   const Phases phases = choose(context);
-  const std::int64_t rows = context.problem.batch * context.problem.heads * context.problem.tokens;
+  const std::int64_t rows = context.problem.batch * context.problem.heads * context.rows();
   const Deltas deltas{carver.take<float>("delta", rows * phases.deltas), phases.deltas > 1 ? rows : 0};
   auto* tiles =
       carver.take<std::byte>("tiles", std::max(tile_bytes(context, phases.first), tile_bytes(context, phases.second)));
   if (carver.measuring()) return;
   for (const Phase phase : {phases.first, phases.second}) {
+    if (phase == phases.first && !step.first) continue;
     Carver phase_carver(tiles);
-    phase(context, args, deltas, phase_carver);
+    phase(context, {args, step, deltas}, phase_carver);
   }
 }
 
 }  // namespace
 
 // Eq. 8: a branch's own output was never stored, so it is computed again, a block at a time.
-void detached_deltas(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+void detached_deltas(const Context& context, const PhaseArgs& phase, Carver& carver) {
   std::vector<QueryBlock> slots;
   for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
   if (carver.measuring()) return;
-  const ForwardArgs inputs{.q = args.q, .k = args.k, .v = args.v, .out = {}, .lse = {}, .workspace = {}};
   const Blocks blocks(context, context.problem.heads);
   const auto branches = static_cast<std::int64_t>(context.problem.pattern.branches.size());
   ThreadPool::shared().run(blocks.count() * branches, context.threads, [&](std::int64_t index, int slot) {
@@ -70,27 +70,29 @@ void detached_deltas(const Context& context, const BackwardArgs& args, const Del
     work.begin(block);
     for (std::int64_t t = block.span->first_task; t < block.span->last_task; ++t) {
       const Task& task = context.plan.tasks[static_cast<std::size_t>(t)];
-      if (task.branch == index % branches) work.attend(task, inputs);
+      if (task.branch != index % branches) continue;
+      work.attend(task, phase.args.q, phase.step.sources);
+      work.add_padding(task);
     }
-    const Rows rows{block.begin, 1, work.rows()};
-    float* delta = deltas.of_branch(index % branches) + context.row_index(block.batch, block.head, block.begin);
     const std::int64_t head_dim = context.problem.head_dim;
-    context.tiles.dot_rows(source_rows(args.dout, block.batch, block.head, rows),
-                           {work.values(), DType::fp32, padded(head_dim), rows.count, head_dim}, delta);
+    float* delta =
+        phase.deltas.of_branch(index % branches) + context.row_index(block.batch, block.head, block.first_row);
+    context.tiles.dot_rows(source_rows(phase.args.dout, block.batch, block.head, block.memory()),
+                           {work.values(), DType::fp32, padded(head_dim), block.count(), head_dim}, delta);
     const float* factors = work.factors();
-    for (std::int64_t i = 0; i < rows.count; ++i) delta[i] *= factors[i];
+    for (std::int64_t i = 0; i < block.count(); ++i) delta[i] *= factors[i];
   });
 }
 
 std::vector<MemoryComponent> backward_workspace(const Context& context) {
   Carver carver;
-  walk(context, {}, carver);
+  walk(context, {}, {}, carver);
   return carver.components();
 }
 
-void backward(const Context& context, const BackwardArgs& args) {
+void backward(const Context& context, const BackwardArgs& args, const BackwardStep& step) {
   Carver carver(args.workspace.data());
-  walk(context, args, carver);
+  walk(context, args, step, carver);
 }
 
 }  // namespace annulus::cpu

@@ -1,9 +1,9 @@
 // Backward (eq. 6 to 8), in two forms that share their tiles and give every result in a fixed order:
-//   fused   fp32: one pass of five products; dq, dk and dv are summed in the outputs themselves
+//   fused   one pass of five products; dq, dk and dv are summed in memory, in fp32. For fp32, where the outputs
+//           themselves serve, and wherever keys come in several steps
 //   split   bf16, fp16: a pass for dq and one for dk and dv, seven products; sums stay in fp32 scratch until they are
-//   complete,
-//           since a 16-bit output cannot hold a partial sum and a whole fp32 copy would cost memory that grows with the
-//           sequence
+//           complete, since a 16-bit output cannot hold a partial sum and a whole fp32 copy would cost memory that
+//           grows with the sequence
 #pragma once
 
 #include "annulus/attention.h"
@@ -21,11 +21,16 @@ struct Deltas {
 };
 
 // Phases of backward. Each lays its tiles into the same memory, or only measures them.
-void detached_deltas(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver);
-void backward_fused(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver);
-void backward_split(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver);
+struct PhaseArgs {
+  const BackwardArgs& args;
+  const BackwardStep& step;
+  Deltas deltas;
+};
+void detached_deltas(const Context& context, const PhaseArgs& phase, Carver& carver);
+void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carver);
+void backward_split(const Context& context, const PhaseArgs& phase, Carver& carver);
 
 std::vector<MemoryComponent> backward_workspace(const Context& context);
-void backward(const Context& context, const BackwardArgs& args);
+void backward(const Context& context, const BackwardArgs& args, const BackwardStep& step);
 
 }  // namespace annulus::cpu

@@ -5,7 +5,9 @@
 // adds, until the one before it has added to the same rows. The threads then follow one another through the queries, a
 // tile apart, and the sum is the same for every number of threads. Waiting is safe because the pool starts tasks in
 // order: the one before is always on its way.
+#include <algorithm>
 #include <atomic>
+#include <new>
 #include <thread>
 
 #include "kernels/cpu/backward.h"
@@ -24,6 +26,14 @@ constexpr std::int64_t kDone = INT64_MAX;
 // depends on it.
 std::int64_t tiles_in_stretch(std::int64_t head_dim) { return std::clamp<std::int64_t>(512 / padded(head_dim), 1, 4); }
 
+// The queries of one piece of this rank and the keys of one source, in one branch.
+struct Meeting {
+  int branch = 0;
+  Rows queries;
+  std::int64_t first_row = 0;  // of the piece, in this rank's memory
+  const KeySource* source = nullptr;
+};
+
 // One stretch of keys of one group, for all query heads that share it.
 struct Item {
   const Task* task = nullptr;
@@ -34,17 +44,19 @@ struct Item {
   std::int64_t stretch = 0;       // its number in the group
 };
 
-// The items of one branch. Their groups touch disjoint rows of dq, dk and dv, so all of them may run at the same time.
+// The items of one meeting. Their groups touch disjoint rows of dq, dk and dv, so all of them may run at the same time.
 class Items {
  public:
-  Items(const Context& context, int branch) : context_(context) {
+  Items(const Context& context, const Meeting& meeting) : context_(context) {
     for (std::int64_t head = 0; head < context.problem.kv_heads; ++head)
-      takers_.push_back(takers_of(context.problem, branch, head));
+      takers_.push_back(takers_of(context.problem, meeting.branch, head));
     for (const Task& task : context.plan.tasks) {
-      if (task.branch != branch) continue;
-      tasks_.push_back(&task);
-      first_.push_back(first_.back() +
-                       context.problem.batch * context.problem.kv_heads * task.count * classes(task) * stretches(task));
+      if (task.branch != meeting.branch) continue;
+      const SegmentRange segments = shared_segments(task, meeting.queries, meeting.source->rows());
+      if (segments.count == 0) continue;
+      runs_.push_back({&task, segments, classes(task), stretches(task, meeting.source->rows())});
+      first_.push_back(first_.back() + context.problem.batch * context.problem.kv_heads * segments.count *
+                                           runs_.back().classes * runs_.back().stretches);
     }
   }
 
@@ -52,29 +64,36 @@ class Items {
   const std::vector<Takers>& takers(std::int64_t kv_head) const { return takers_[static_cast<std::size_t>(kv_head)]; }
 
   Item operator[](std::int64_t index) const {
-    const std::int64_t t = std::upper_bound(first_.begin(), first_.end(), index) - first_.begin() - 1;
-    const Task& task = *tasks_[static_cast<std::size_t>(t)];
-    std::int64_t rest = index - first_[static_cast<std::size_t>(t)];
+    const std::int64_t r = std::upper_bound(first_.begin(), first_.end(), index) - first_.begin() - 1;
+    const Run& run = runs_[static_cast<std::size_t>(r)];
+    std::int64_t rest = index - first_[static_cast<std::size_t>(r)];
     const auto next = [&rest](std::int64_t size) {
       const std::int64_t digit = rest % size;
       rest /= size;
       return digit;
     };
     Item item;
-    item.task = &task;
-    item.stretch = next(stretches(task));  // fastest: the item before is the stretch before
-    item.class_number = next(classes(task));
-    item.segment = next(task.count);
+    item.task = run.task;
+    item.stretch = next(run.stretches);  // fastest: the item before is the stretch before
+    item.class_number = next(run.classes);
+    item.segment = run.segments.first + next(run.segments.count);
     item.kv_head = next(context_.problem.kv_heads);
     item.batch = rest;
     return item;
   }
 
  private:
-  // The most of any group and of any head: some items then have nothing to do.
-  std::int64_t stretches(const Task& task) const {
+  // Segments of one task that have queries and keys here.
+  struct Run {
+    const Task* task = nullptr;
+    SegmentRange segments;
+    std::int64_t classes = 0;    // the most of any head
+    std::int64_t stretches = 0;  // the most of any group: some items then have nothing to do
+  };
+
+  std::int64_t stretches(const Task& task, const Rows& keys) const {
     const std::int64_t length = tiles_in_stretch(context_.problem.head_dim) * context_.tiles.backward.key_tile;
-    const std::int64_t rows = 1 + (task.length - 1) / context_.dilation(task);
+    const std::int64_t rows = std::min(1 + (task.length - 1) / context_.dilation(task), keys.count);
     return (rows + length - 1) / length;
   }
   std::int64_t classes(const Task& task) const {
@@ -89,8 +108,8 @@ class Items {
 
   const Context& context_;
   std::vector<std::vector<Takers>> takers_;  // of each key/value head
-  std::vector<const Task*> tasks_;
-  std::vector<std::int64_t> first_{0};  // item of each task, and the total
+  std::vector<Run> runs_;
+  std::vector<std::int64_t> first_{0};  // item of each run, and the total
 };
 
 // Whose turn it is to add to dq.
@@ -117,12 +136,12 @@ class Stretch {
     dv_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
   }
 
-  void run(const Item& item, const std::vector<Takers>& takers, const BackwardArgs& args, const float* delta,
+  void run(const Item& item, const std::vector<Takers>& takers, const Meeting& meeting, const PhaseArgs& phase,
            Turns turns) {
     std::int64_t number = item.class_number;
     for (const Takers& t : takers) {
       const std::int64_t count = std::min(t.classes.count, item.task->length);
-      if (number < count) run_class(item, t.classes.first + number, t.heads, args, delta, turns);
+      if (number < count) run_class(item, t.classes.first + number, t.heads, meeting, phase, turns);
       number -= count;
       if (number < 0) return;
     }
@@ -130,46 +149,57 @@ class Stretch {
 
  private:
   void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads,
-                 const BackwardArgs& args, const float* delta, Turns turns) {
+                 const Meeting& meeting, const PhaseArgs& phase, Turns turns) {
     const Problem& problem = context_.problem;
     const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
-    const Rows keys = pack_keys(item, group, args);
-    if (keys.empty()) return;
-    const std::int64_t diagonal = diagonal_of(group, keys);
-    const std::int64_t query_tiles = (group.count + tiles_.query_tile - 1) / tiles_.query_tile;
+    const Rows all_queries = intersect(group, meeting.queries);
+    const Rows keys = take_stretch(intersect(group, meeting.source->rows()), item.stretch);
+    if (all_queries.empty() || keys.empty()) return;
+    const Rows rows = memory_rows(all_queries, meeting.queries).shifted(meeting.first_row);
+    const KeySource::Found found = meeting.source->find(item.kv_head, phase_class, keys);
+    const KeyTensors& tensors = meeting.source->tensors;
+    pack_keys(source_rows(tensors.k, item.batch, found.head, found.rows),
+              source_rows(tensors.v, item.batch, found.head, found.rows));
+    const std::int64_t diagonal = diagonal_of(all_queries, keys);
+    const float* delta = phase.deltas.of_branch(meeting.branch);
+    const std::int64_t query_tiles = (rows.count + tiles_.query_tile - 1) / tiles_.query_tile;
     std::int64_t turn = 0;
     for (const std::int64_t head : heads)
       for (std::int64_t t = 0; t < query_tiles; ++t) {
         ++turn;
         const std::int64_t first = t * tiles_.query_tile;
-        const Rows queries{group[first], group.stride, std::min(tiles_.query_tile, group.count - first)};
+        const Rows queries{rows[first], rows.stride, std::min(tiles_.query_tile, rows.count - first)};
         if (problem.causal && queries.count + first + diagonal <= 0) continue;  // all of these queries lie before
-        queries_.pack(args, delta, Wanted::all, item.batch, head, queries);
+        context_.make_progress();
+        queries_.pack(phase.args, delta, Wanted::all, item.batch, head, queries);
         differentiate(problem.causal ? first + diagonal : kNoDiagonal, queries.count, keys.count);
         turns.await(turn);
         context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
-                                target_rows(args.dq, item.batch, head, queries));
+                                target_rows(phase.step.dq, item.batch, head, queries));
         turns.pass(turn);
       }
     // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
-    context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(args.dk, item.batch, item.kv_head, keys));
-    context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(args.dv, item.batch, item.kv_head, keys));
+    context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
+    context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(tensors.dv, item.batch, found.head, found.rows));
     turns.pass(kDone);
   }
 
-  Rows pack_keys(const Item& item, const Rows& group, const BackwardArgs& args) {
-    const std::int64_t width = padded(context_.problem.head_dim);
+  Rows take_stretch(const Rows& keys, std::int64_t stretch) const {
     const std::int64_t length = static_cast<std::int64_t>(keys_.size()) * tiles_.key_tile;
-    const std::int64_t first = item.stretch * length;
-    if (first >= group.count) return {};
-    const Rows keys{group[first], group.stride, std::min(length, group.count - first)};
-    for (std::int64_t j = 0; j < keys.count; j += tiles_.key_tile)
-      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(
-          args, Wanted::all, item.batch, item.kv_head,
-          {keys[j], keys.stride, std::min(tiles_.key_tile, keys.count - j)});
-    std::fill_n(dk_, keys.count * width, 0.0f);
-    std::fill_n(dv_, keys.count * width, 0.0f);
-    return keys;
+    const std::int64_t first = stretch * length;
+    if (first >= keys.count) return {};
+    const std::int64_t count = std::min(length, keys.count - first);
+    return {keys[first], count == 1 ? 1 : keys.stride, count};
+  }
+
+  void pack_keys(const SourceRows& k, const SourceRows& v) {
+    const std::int64_t width = padded(context_.problem.head_dim);
+    for (std::int64_t j = 0; j < k.count; j += tiles_.key_tile) {
+      const std::int64_t count = std::min(tiles_.key_tile, k.count - j);
+      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(k.part(j, count), v.part(j, count), Wanted::all);
+    }
+    std::fill_n(dk_, k.count * width, 0.0f);
+    std::fill_n(dv_, k.count * width, 0.0f);
   }
 
   void differentiate(std::int64_t diagonal, std::int64_t query_count, std::int64_t key_count) {
@@ -198,38 +228,51 @@ class Stretch {
 };
 
 void clear(const Context& context, const TensorView& view) {
-  constexpr std::int64_t kTokens = 256;  // enough work for one task
-  const std::int64_t stretches = (view.shape[1] + kTokens - 1) / kTokens;
+  constexpr std::int64_t kRows = 256;  // enough work for one task
+  const std::int64_t stretches = (view.shape[1] + kRows - 1) / kRows;
   ThreadPool::shared().run(view.shape[0] * stretches, context.threads, [&](std::int64_t index, int) {
     const std::int64_t batch = index / stretches;
-    const std::int64_t begin = index % stretches * kTokens;
-    for (std::int64_t token = begin; token < std::min(begin + kTokens, view.shape[1]); ++token)
+    const std::int64_t begin = index % stretches * kRows;
+    for (std::int64_t row = begin; row < std::min(begin + kRows, view.shape[1]); ++row)
       for (std::int64_t head = 0; head < view.shape[2]; ++head)
-        std::fill_n(reinterpret_cast<float*>(row_pointer(view, batch, token, head)), view.shape[3], 0.0f);
+        std::fill_n(reinterpret_cast<float*>(row_pointer(view, batch, row, head)), view.shape[3], 0.0f);
   });
 }
 
 }  // namespace
 
-void backward_fused(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carver) {
   std::vector<Stretch> slots;
   for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
   auto* progress = carver.take<std::atomic<std::int64_t>>("tiles", kWindow);
   if (carver.measuring()) return;
-  for (const TensorView& view : {args.dq, args.dk, args.dv}) clear(context, view);
-  for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch) {
-    const Items items(context, branch);
+  if (phase.step.first) clear(context, phase.step.dq);
+  for (const KeySource& source : phase.step.sources) {
+    clear(context, source.tensors.dk);
+    clear(context, source.tensors.dv);
+  }
+  const auto run_meeting = [&](const Meeting& meeting) {
+    const Items items(context, meeting);
     for (std::int64_t begin = 0; begin < items.count(); begin += kWindow) {
       const std::int64_t count = std::min(kWindow, items.count() - begin);
       for (std::int64_t i = 0; i < count; ++i) new (progress + i) std::atomic<std::int64_t>(0);
       ThreadPool::shared().run(count, context.threads, [&](std::int64_t i, int slot) {
         const Item item = items[begin + i];
         const bool follows = item.stretch > 0 && i > 0;  // the window before has ended
-        slots[static_cast<std::size_t>(slot)].run(item, items.takers(item.kv_head), args, deltas.of_branch(branch),
+        slots[static_cast<std::size_t>(slot)].run(item, items.takers(item.kv_head), meeting, phase,
                                                   {follows ? progress + i - 1 : nullptr, progress + i});
       });
     }
-  }
+  };
+  for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch)
+    for (const KeySource& source : phase.step.sources) {
+      if (!source.serves(branch)) continue;
+      std::int64_t first_row = 0;
+      for (const Rows& piece : context.shard.pieces) {
+        run_meeting({branch, piece, first_row, &source});
+        first_row += piece.count;
+      }
+    }
 }
 
 }  // namespace annulus::cpu

@@ -1,5 +1,6 @@
 // Two passes over blocks, like forward: one keeps the dq of a block of queries, the other dk and dv of a block of keys,
-// each in fp32 scratch through all branches and heads until it is complete and can be rounded once.
+// each in fp32 scratch through all branches and heads until it is complete and can be rounded once. One rank alone has
+// this form: its rows of memory are the positions.
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/operands.h"
@@ -26,9 +27,9 @@ class SplitBlock {
     for_each_task([&](const Task& task) {
       const Classes classes = classes_of(context_.problem, task.branch, block.head);
       for_each_group(task, context_.dilation(task), classes, rows(), context_.positions(),
-                     [&](const Rows& queries, const Rows& keys) {
+                     [&](std::int64_t, const Rows& queries, const Rows& keys) {
                        for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-                         keys_.pack(args, Wanted::dq, block.batch, context_.kv_head(block.head), key_rows);
+                         pack_keys(args, Wanted::dq, context_.kv_head(block.head), key_rows);
                          pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, block.head, queries, key_rows);
                        });
                      });
@@ -43,9 +44,9 @@ class SplitBlock {
     for_each_task([&](const Task& task) {
       for (const Takers& takers : takers_of(context_.problem, task.branch, block.head))
         for_each_group(task, context_.dilation(task), takers.classes, context_.positions(), rows(),
-                       [&](const Rows& queries, const Rows& keys) {
+                       [&](std::int64_t, const Rows& queries, const Rows& keys) {
                          for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
-                           keys_.pack(args, Wanted::dk_dv, block.batch, block.head, key_rows);
+                           pack_keys(args, Wanted::dk_dv, block.head, key_rows);
                            for (const std::int64_t head : takers.heads)
                              pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, head, queries, key_rows);
                          });
@@ -68,11 +69,16 @@ class SplitBlock {
       f(i, Rows{rows[i], rows.stride, std::min(tile, rows.count - i)});
   }
 
-  Rows rows() const { return {block_.begin, 1, block_.end - block_.begin}; }
+  Rows rows() const { return block_.positions; }
 
   void begin(const Block& block, float* sums) {
     block_ = block;
     std::fill_n(sums, rows().count * padded(context_.problem.head_dim), 0.0f);
+  }
+
+  void pack_keys(const BackwardArgs& args, Wanted wanted, std::int64_t kv_head, const Rows& keys) {
+    keys_.pack(source_rows(args.k, block_.batch, kv_head, keys), source_rows(args.v, block_.batch, kv_head, keys),
+               wanted);
   }
 
   // The packed keys meet all these queries of one head.
@@ -90,11 +96,11 @@ class SplitBlock {
       tile.head_dim = context_.problem.head_dim;
       tile.scratch = scratch_;
       if (wanted == Wanted::dq) {
-        tile.dq = first_ + (tile_rows.first - block_.begin) * width;
+        tile.dq = first_ + (tile_rows.first - rows().first) * width;
         tile.dq_step = tile_rows.stride;
       } else {
-        tile.dk = first_ + (keys.first - block_.begin) * width;
-        tile.dv = second_ + (keys.first - block_.begin) * width;
+        tile.dk = first_ + (keys.first - rows().first) * width;
+        tile.dv = second_ + (keys.first - rows().first) * width;
         tile.dk_step = keys.stride;
       }
       tiles_.differentiate(tile);
@@ -116,17 +122,17 @@ class SplitBlock {
 
 }  // namespace
 
-void backward_split(const Context& context, const BackwardArgs& args, const Deltas& deltas, Carver& carver) {
+void backward_split(const Context& context, const PhaseArgs& phase, Carver& carver) {
   std::vector<SplitBlock> slots;
   for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
   if (carver.measuring()) return;
   const Blocks query_blocks(context, context.problem.heads);
   ThreadPool::shared().run(query_blocks.count(), context.threads, [&](std::int64_t index, int slot) {
-    slots[static_cast<std::size_t>(slot)].compute_dq(query_blocks[index], args, deltas);
+    slots[static_cast<std::size_t>(slot)].compute_dq(query_blocks[index], phase.args, phase.deltas);
   });
   const Blocks key_blocks(context, context.problem.kv_heads);
   ThreadPool::shared().run(key_blocks.count(), context.threads, [&](std::int64_t index, int slot) {
-    slots[static_cast<std::size_t>(slot)].compute_dk_dv(key_blocks[index], args, deltas);
+    slots[static_cast<std::size_t>(slot)].compute_dk_dv(key_blocks[index], phase.args, phase.deltas);
   });
 }
 

@@ -1,6 +1,6 @@
-// Blocks: how work is dealt to threads. A block is a range of positions of one head that never leaves its span; whoever
-// computes a block keeps its fp32 results in scratch until all branches have been through, so no partial result ever
-// goes to memory.
+// Blocks: how work is dealt to threads. A block is a run of rows of one head that never leaves its span; whoever
+// computes a block keeps its fp32 results in scratch until all branches have been through, so no partial result goes to
+// memory while a step lasts.
 //
 // Block sizes only decide who computes a row, never what comes out of it.
 #pragma once
@@ -17,8 +17,14 @@ struct Block {
   std::int64_t batch = 0;
   std::int64_t head = 0;
   const Span* span = nullptr;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+  Rows positions;
+  std::int64_t first_row = 0;  // of this rank's memory; the others follow it
+
+  std::int64_t count() const { return positions.count; }
+  // Rows of this rank's memory.
+  Rows memory() const { return {first_row, 1, positions.count}; }
+  // Those of the block that hold these positions, counted from its first.
+  Rows find(const Rows& rows) const { return memory_rows(rows, positions); }
 };
 
 class Blocks {
@@ -30,6 +36,7 @@ class Blocks {
   }
 
   Blocks(const Context& context, std::int64_t heads) : context_(context), heads_(heads) {
+    find_runs();
     rows_ = aligned_rows(context.problem);
     count_blocks();
     // Few long blocks leave threads idle at the end.
@@ -47,16 +54,38 @@ class Blocks {
     index /= heads_;
     block.batch = index / first_block_.back();
     index %= first_block_.back();
-    const auto above = std::upper_bound(first_block_.begin(), first_block_.end(), index);
-    const std::int64_t span = above - first_block_.begin() - 1;
-    block.span = &context_.plan.spans[static_cast<std::size_t>(span)];
-    block.begin = block.span->begin + (index - first_block_[static_cast<std::size_t>(span)]) * rows_;
-    block.end = std::min(block.begin + rows_, block.span->end);
+    const auto r = static_cast<std::size_t>(std::upper_bound(first_block_.begin(), first_block_.end(), index) -
+                                            first_block_.begin() - 1);
+    const Run& run = runs_[r];
+    const std::int64_t begin = (index - first_block_[r]) * rows_ - lead(run);
+    const std::int64_t first = std::max<std::int64_t>(begin, 0);
+    const std::int64_t last = std::min(begin + rows_, run.positions.count);
+    block.span = run.span;
+    block.positions = {run.positions[first], last - first == 1 ? 1 : run.positions.stride, last - first};
+    block.first_row = run.first_row + first;
     return block;
   }
 
  private:
   static constexpr std::int64_t kFewestRows = 256;
+
+  // The rows of one span that lie in one piece of this rank.
+  struct Run {
+    const Span* span = nullptr;
+    Rows positions;
+    std::int64_t first_row = 0;
+  };
+
+  void find_runs() {
+    std::int64_t first_row = 0;
+    for (const Rows& piece : context_.shard.pieces) {
+      for (const Span& span : context_.plan.spans) {
+        const Rows positions = cut(piece, span.begin, span.end);
+        if (!positions.empty()) runs_.push_back({&span, positions, first_row + lower_index(piece, span.begin)});
+      }
+      first_row += piece.count;
+    }
+  }
 
   // The longest segments that fit a block decide its length: keys of a segment that lies in one block are packed once.
   static std::int64_t aligned_rows(const Problem& problem) {
@@ -67,16 +96,22 @@ class Blocks {
     return most / segment * segment;
   }
 
+  // Blocks begin where segments do, wherever the run begins: the first one may be shorter.
+  std::int64_t lead(const Run& run) const {
+    return run.positions.stride == 1 ? (run.positions.first - run.span->begin) % rows_ : 0;
+  }
+
   void count_blocks() {
     first_block_.assign(1, 0);
-    for (const Span& span : context_.plan.spans)
-      first_block_.push_back(first_block_.back() + (span.end - span.begin + rows_ - 1) / rows_);
+    for (const Run& run : runs_)
+      first_block_.push_back(first_block_.back() + (run.positions.count + lead(run) + rows_ - 1) / rows_);
   }
 
   const Context& context_;
   std::int64_t heads_;
   std::int64_t rows_ = 0;
-  std::vector<std::int64_t> first_block_;  // of each span, and the total
+  std::vector<Run> runs_;
+  std::vector<std::int64_t> first_block_;  // of each run, and the total
 };
 
 }  // namespace annulus::cpu

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <type_traits>
 
 #include "annulus/problem.h"
 #include "kernels/cpu/tiles.h"
+#include "kernels/kernels.h"
 #include "plan/phase.h"
 #include "plan/plan.h"
 
@@ -15,23 +18,33 @@ struct Context {
   const Plan& plan;
   const Tiles& tiles;
   int threads;
+  Shard shard;
+  const std::function<void()>* poll = nullptr;
 
   Rows positions() const { return {0, 1, problem.tokens}; }
+  std::int64_t rows() const {  // of this rank
+    std::int64_t count = 0;
+    for (const Rows& piece : shard.pieces) count += piece.count;
+    return count;
+  }
   std::int64_t dilation(const Task& task) const {
     return problem.pattern.branches[static_cast<std::size_t>(task.branch)].dilation;
   }
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads / problem.kv_heads); }
   float scale_log2() const { return static_cast<float>(*problem.scale * 1.4426950408889634); }
   float output_scale() const { return static_cast<float>(problem.pattern.output_scale); }
-  std::int64_t row_index(std::int64_t batch, std::int64_t head, std::int64_t token) const {  // in LSE and Delta
-    return (batch * problem.heads + head) * problem.tokens + token;
+  std::int64_t row_index(std::int64_t batch, std::int64_t head, std::int64_t row) const {  // in LSE and Delta
+    return (batch * problem.heads + head) * rows() + row;
+  }
+  void make_progress() const {
+    if (poll != nullptr && *poll) (*poll)();
   }
 };
 
 template <class View>
-auto* row_pointer(const View& view, std::int64_t batch, std::int64_t token, std::int64_t head) {
+auto* row_pointer(const View& view, std::int64_t batch, std::int64_t row, std::int64_t head) {
   using Byte = std::conditional_t<std::is_same_v<View, TensorView>, char, const char>;
-  const std::int64_t offset = batch * view.stride[0] + token * view.stride[1] + head * view.stride[2];
+  const std::int64_t offset = batch * view.stride[0] + row * view.stride[1] + head * view.stride[2];
   return static_cast<Byte*>(view.data) + offset * size_of(view.dtype);
 }
 

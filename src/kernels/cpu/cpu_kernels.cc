@@ -1,4 +1,7 @@
 // The CPU backend behind the interface of kernels.h.
+#include <algorithm>
+#include <array>
+
 #include "annulus/errors.h"
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/forward.h"
@@ -19,8 +22,9 @@ int choose_threads(int wanted) {
 
 class CpuKernels : public Kernels {
  public:
-  CpuKernels(const Problem& problem, const Plan& plan, const Options& options)
-      : context_{problem, plan, cpu::find_tiles(options.instruction_set), choose_threads(options.threads)} {
+  CpuKernels(const Problem& problem, const Plan& plan, const Options& options, const Shard& shard)
+      : context_{problem, plan, cpu::find_tiles(options.instruction_set), choose_threads(options.threads),
+                 shard,   &poll} {
     if (problem.head_dim > cpu::kMaxHeadDim)
       throw Unsupported("the CPU does head sizes from 1 to " + std::to_string(cpu::kMaxHeadDim) + "; got " +
                         std::to_string(problem.head_dim) + ": split the heads");
@@ -32,17 +36,51 @@ class CpuKernels : public Kernels {
   std::vector<MemoryComponent> workspace(Pass pass) const override {
     return pass == Pass::forward ? cpu::forward_workspace(context_) : cpu::backward_workspace(context_);
   }
-  void forward(const ForwardArgs& args) const override { cpu::forward(context_, args); }
-  void backward(const BackwardArgs& args) const override { cpu::backward(context_, args); }
+  void forward(const ForwardArgs& args, const ForwardStep& step) const override { cpu::forward(context_, args, step); }
+  void backward(const BackwardArgs& args, const BackwardStep& step) const override {
+    cpu::backward(context_, args, step);
+  }
+  void add(const ConstTensorView& source, const TensorView& target) const override {
+    for_each_strip(target, [&](std::int64_t batch, std::int64_t head, const Rows& rows) {
+      for (std::int64_t i = 0; i < rows.count; ++i) {
+        const auto* from = reinterpret_cast<const float*>(cpu::row_pointer(source, batch, rows[i], head));
+        auto* to = reinterpret_cast<float*>(cpu::row_pointer(target, batch, rows[i], head));
+        for (std::int64_t k = 0; k < target.shape[3]; ++k) to[k] += from[k];
+      }
+    });
+  }
+  void round(const ConstTensorView& source, const TensorView& target) const override {
+    for_each_strip(target, [&](std::int64_t batch, std::int64_t head, const Rows& rows) {
+      alignas(64) std::array<float, static_cast<std::size_t>(kStripRows * cpu::kMaxHeadDim)> sums;
+      std::array<float, static_cast<std::size_t>(kStripRows)> factors;
+      factors.fill(1.0f);
+      context_.tiles.backward.pack_rows(cpu::source_rows(source, batch, head, rows), 1.0f, sums.data());
+      context_.tiles.store_rows(sums.data(), rows.count, factors.data(), cpu::target_rows(target, batch, head, rows));
+    });
+  }
 
  private:
+  static constexpr std::int64_t kStripRows = 16;
+
+  // f(batch, head, rows) for strips of at most kStripRows rows of the view.
+  template <class F>
+  void for_each_strip(const TensorView& view, F f) const {
+    const std::int64_t strips = (view.shape[1] + kStripRows - 1) / kStripRows;
+    ThreadPool::shared().run(view.shape[0] * strips, context_.threads, [&](std::int64_t index, int) {
+      const std::int64_t first = index % strips * kStripRows;
+      for (std::int64_t head = 0; head < view.shape[2]; ++head)
+        f(index / strips, head, Rows{first, 1, std::min(kStripRows, view.shape[1] - first)});
+    });
+  }
+
   cpu::Context context_;
 };
 
 }  // namespace
 
-std::unique_ptr<Kernels> make_cpu_kernels(const Problem& problem, const Plan& plan, const Options& options) {
-  return std::make_unique<CpuKernels>(problem, plan, options);
+std::unique_ptr<Kernels> make_cpu_kernels(const Problem& problem, const Plan& plan, const Options& options,
+                                          const Shard& shard) {
+  return std::make_unique<CpuKernels>(problem, plan, options, shard);
 }
 
 std::vector<std::string> instruction_sets() {

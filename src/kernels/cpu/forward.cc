@@ -40,44 +40,77 @@ QueryBlock::QueryBlock(const Context& context, Carver& carver) : context_(contex
 
 void QueryBlock::begin(const Block& block) {
   block_ = block;
-  std::fill_n(values_, rows() * padded(context_.problem.head_dim), 0.0f);
-  std::fill_n(maximum_, rows(), kNothing);
-  std::fill_n(sum_, rows(), 0.0f);
+  fetched_ = true;
+  std::fill_n(values_, block.count() * padded(context_.problem.head_dim), 0.0f);
+  std::fill_n(maximum_, block.count(), kNothing);
+  std::fill_n(sum_, block.count(), 0.0f);
 }
 
-void QueryBlock::attend(const Task& task, const ForwardArgs& args) {
+void QueryBlock::resume(const Block& block, const SoftmaxStates& states) {
+  block_ = block;
+  states_ = states;
+  fetched_ = false;
+}
+
+void QueryBlock::fetch() {
+  if (fetched_) return;
+  fetched_ = true;
+  const std::int64_t row = context_.row_index(block_.batch, block_.head, block_.first_row);
+  std::copy_n(states_.maximum + row, block_.count(), maximum_);
+  std::copy_n(states_.sum + row, block_.count(), sum_);
+  context_.tiles.backward.pack_rows(source_rows(states_.values, block_.batch, block_.head, block_.memory()), 1.0f,
+                                    values_);
+}
+
+void QueryBlock::keep(const SoftmaxStates& states) {
+  if (!fetched_) return;
+  const std::int64_t row = context_.row_index(block_.batch, block_.head, block_.first_row);
+  std::copy_n(maximum_, block_.count(), states.maximum + row);
+  std::copy_n(sum_, block_.count(), states.sum + row);
+  std::fill_n(factor_, block_.count(), 1.0f);
+  context_.tiles.store_rows(values_, block_.count(), factor_,
+                            target_rows(states.values, block_.batch, block_.head, block_.memory()));
+}
+
+void QueryBlock::attend(const Task& task, const ConstTensorView& q, std::span<const KeySource> sources) {
   const Classes classes = classes_of(context_.problem, task.branch, block_.head);
-  const Rows block_rows{block_.begin, 1, rows()};
-  for_each_group(task, context_.dilation(task), classes, block_rows, context_.positions(),
-                 [&](const Rows& queries, const Rows& keys) {
-                   attend_group(queries, keys, args);
-                   if (task.padded_rows > keys.count) add_zero_keys(queries, task.padded_rows - keys.count);
-                 });
+  const std::int64_t kv_head = context_.kv_head(block_.head);
+  for (const KeySource& source : sources) {
+    if (!source.serves(task.branch)) continue;
+    for_each_group(task, context_.dilation(task), classes, block_.positions, source.rows(),
+                   [&](std::int64_t phase_class, const Rows& queries, const Rows& keys) {
+                     const Rows rows = block_.find(queries);
+                     const KeySource::Found found = source.find(kv_head, phase_class, keys);
+                     attend_group({rows, source_rows(q, block_.batch, block_.head, rows.shifted(block_.first_row)),
+                                   source_rows(source.tensors.k, block_.batch, found.head, found.rows),
+                                   source_rows(source.tensors.v, block_.batch, found.head, found.rows),
+                                   diagonal_of(queries, keys)});
+                   });
+  }
 }
 
 // Keys outside, queries inside: a chunk of keys is packed once for all queries of the block. Chunks begin at the
 // group's first key wherever the block begins, so that a row's sums are the same in every block.
-void QueryBlock::attend_group(const Rows& queries, const Rows& keys, const ForwardArgs& args) {
+void QueryBlock::attend_group(const Group& group) {
   const std::int64_t head_dim = context_.problem.head_dim;
-  const std::int64_t diagonal = diagonal_of(queries, keys);
-  const std::int64_t kv_head = context_.kv_head(block_.head);
-  const SourceRows q = source_rows(args.q, block_.batch, block_.head, queries);
-  const SourceRows k = source_rows(args.k, block_.batch, kv_head, keys);
-  const SourceRows v = source_rows(args.v, block_.batch, kv_head, keys);
-  const std::int64_t first_row = queries.first - block_.begin;
-  const StateRows state{maximum_ + first_row, sum_ + first_row, values_ + first_row * padded(head_dim), queries.stride};
-  for (std::int64_t i = 0, tile = 0; i < queries.count; i += tiles_.query_tile, ++tile)
-    tiles_.pack_queries(q.part(i, std::min(tiles_.query_tile, queries.count - i)), context_.scale_log2(),
+  const Rows& rows = group.queries;
+  const bool causal = context_.problem.causal;
+  const std::int64_t last_key = causal ? std::min(group.k.count, rows.count + group.diagonal) : group.k.count;
+  if (last_key <= 0) return;
+  fetch();
+  const StateRows state{maximum_ + rows.first, sum_ + rows.first, values_ + rows.first * padded(head_dim), rows.stride};
+  for (std::int64_t i = 0, tile = 0; i < rows.count; i += tiles_.query_tile, ++tile)
+    tiles_.pack_queries(group.q.part(i, std::min(tiles_.query_tile, rows.count - i)), context_.scale_log2(),
                         packed_queries_ + tile * tiles_.query_tile_bytes(head_dim));
-  const std::int64_t last_key = context_.problem.causal ? std::min(keys.count, queries.count + diagonal) : keys.count;
   for (std::int64_t j = 0; j < last_key; j += tiles_.key_chunk) {
-    const std::int64_t key_count = std::min(tiles_.key_chunk, keys.count - j);
-    tiles_.pack_keys(k.part(j, key_count), packed_keys_);
-    const bool values_finite = tiles_.pack_values(v.part(j, key_count), packed_values_);
-    for (std::int64_t i = 0, tile = 0; i < queries.count; i += tiles_.query_tile, ++tile) {
+    context_.make_progress();
+    const std::int64_t key_count = std::min(tiles_.key_chunk, group.k.count - j);
+    tiles_.pack_keys(group.k.part(j, key_count), packed_keys_);
+    const bool values_finite = tiles_.pack_values(group.v.part(j, key_count), packed_values_);
+    for (std::int64_t i = 0, tile = 0; i < rows.count; i += tiles_.query_tile, ++tile) {
       AttendTile work;
-      work.query_count = std::min(tiles_.query_tile, queries.count - i);
-      work.diagonal = context_.problem.causal ? i + diagonal - j : kNoDiagonal;
+      work.query_count = std::min(tiles_.query_tile, rows.count - i);
+      work.diagonal = causal ? i + group.diagonal - j : kNoDiagonal;
       if (work.query_count + work.diagonal <= 0) continue;  // all of these keys lie ahead
       work.queries = packed_queries_ + tile * tiles_.query_tile_bytes(head_dim);
       work.keys = packed_keys_;
@@ -93,11 +126,21 @@ void QueryBlock::attend_group(const Rows& queries, const Rows& keys, const Forwa
   }
 }
 
+void QueryBlock::add_padding(const Task& task) {
+  if (task.padded_rows == 0) return;
+  const Classes classes = classes_of(context_.problem, task.branch, block_.head);
+  for_each_group(task, context_.dilation(task), classes, block_.positions, context_.positions(),
+                 [&](std::int64_t, const Rows& queries, const Rows& keys) {
+                   if (task.padded_rows > keys.count)
+                     add_zero_keys(block_.find(queries), task.padded_rows - keys.count);
+                 });
+}
+
 // Logit 0 and value 0, `count` times: only the sum notices.
 void QueryBlock::add_zero_keys(const Rows& queries, std::int64_t count) {
   const std::int64_t width = padded(context_.problem.head_dim);
   for (std::int64_t i = 0; i < queries.count; ++i) {
-    const std::int64_t row = queries[i] - block_.begin;
+    const std::int64_t row = queries[i];
     if (maximum_[row] < 0.0f) {
       const float shrink = std::exp2(maximum_[row]);
       for (std::int64_t k = 0; k < width; ++k) values_[row * width + k] *= shrink;
@@ -109,7 +152,7 @@ void QueryBlock::add_zero_keys(const Rows& queries, std::int64_t count) {
 }
 
 const float* QueryBlock::factors() {
-  for (std::int64_t i = 0; i < rows(); ++i)
+  for (std::int64_t i = 0; i < block_.count(); ++i)
     factor_[i] = is_covered(maximum_[i]) ? context_.output_scale() / sum_[i] : 0.0f;
   return factor_;
 }
@@ -122,22 +165,27 @@ std::vector<MemoryComponent> forward_workspace(const Context& context) {
   return carver.components();
 }
 
-void forward(const Context& context, const ForwardArgs& args) {
+void forward(const Context& context, const ForwardArgs& args, const ForwardStep& step) {
   Carver carver(args.workspace.data());
   std::vector<QueryBlock> slots = carve_blocks(context, carver);
   const Blocks blocks(context, context.problem.heads);
   ThreadPool::shared().run(blocks.count(), context.threads, [&](std::int64_t index, int slot) {
     const Block block = blocks[index];
     QueryBlock& work = slots[static_cast<std::size_t>(slot)];
-    work.begin(block);
-    for (std::int64_t t = block.span->first_task; t < block.span->last_task; ++t)
-      work.attend(context.plan.tasks[static_cast<std::size_t>(t)], args);
-    const Rows rows{block.begin, 1, work.rows()};
-    context.tiles.store_rows(work.values(), rows.count, work.factors(),
-                             target_rows(args.out, block.batch, block.head, rows));
+    step.first ? work.begin(block) : work.resume(block, step.states);
+    for (std::int64_t t = block.span->first_task; t < block.span->last_task; ++t) {
+      const Task& task = context.plan.tasks[static_cast<std::size_t>(t)];
+      work.attend(task, args.q, step.sources);
+      if (step.first) work.add_padding(task);
+    }
+    if (!step.last) return work.keep(step.states);
+    work.fetch();
+    context.tiles.store_rows(work.values(), block.count(), work.factors(),
+                             target_rows(args.out, block.batch, block.head, block.memory()));
     if (!args.lse.empty())
-      for (std::int64_t i = 0; i < rows.count; ++i)
-        args.lse[static_cast<std::size_t>(context.row_index(block.batch, block.head, rows[i]))] = work.lse(i);
+      for (std::int64_t i = 0; i < block.count(); ++i)
+        args.lse[static_cast<std::size_t>(context.row_index(block.batch, block.head, block.first_row + i))] =
+            work.lse(i);
   });
 }
 

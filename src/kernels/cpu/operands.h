@@ -28,11 +28,11 @@ class QueryOperands {
     delta_ = carver.take<float>("tiles", tiles_.query_tile);
   }
 
-  // Rows of `queries` of one head, at most a tile of them.
+  // Rows of this rank's memory, of one head, at most a tile of them.
   void pack(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t batch, std::int64_t head,
-            const Rows& queries) {
-    const SourceRows q = source_rows(args.q, batch, head, queries);
-    const SourceRows dout = source_rows(args.dout, batch, head, queries);
+            const Rows& rows) {
+    const SourceRows q = source_rows(args.q, batch, head, rows);
+    const SourceRows dout = source_rows(args.dout, batch, head, rows);
     tiles_.pack_panels(q, context_.scale_log2(), queries_);
     tiles_.pack_panels(dout, context_.output_scale(), dout_);
     finite_ = true;
@@ -40,13 +40,13 @@ class QueryOperands {
       finite_ = tiles_.pack_rows(q, context_.scale_log2(), query_rows_);
       finite_ = tiles_.pack_rows(dout, context_.output_scale(), dout_rows_) && finite_;
     }
-    for (std::int64_t i = 0; i < queries.count; ++i) {
-      const std::int64_t row = context_.row_index(batch, head, queries[i]);
+    for (std::int64_t i = 0; i < rows.count; ++i) {
+      const std::int64_t row = context_.row_index(batch, head, rows[i]);
       const float lse = args.lse[static_cast<std::size_t>(row)];
       lse_log2_[i] = std::isnan(lse) ? std::numeric_limits<float>::quiet_NaN() : lse * kLog2E;  // see rows-inl.h
       delta_[i] = delta[row];
     }
-    count_ = queries.count;
+    count_ = rows.count;
   }
 
   void enter(DifferentiateTile& tile) const {
@@ -77,12 +77,11 @@ class KeyOperands {
     key_rows_ = carver.take<float>("tiles", tiles_.key_tile * padded(head_dim));
   }
 
-  void pack(const BackwardArgs& args, Wanted wanted, std::int64_t batch, std::int64_t kv_head, const Rows& keys) {
-    const SourceRows k = source_rows(args.k, batch, kv_head, keys);
+  void pack(const SourceRows& k, const SourceRows& v, Wanted wanted) {
     tiles_.pack_columns(k, keys_);
-    tiles_.pack_columns(source_rows(args.v, batch, kv_head, keys), values_);
+    tiles_.pack_columns(v, values_);
     finite_ = wanted == Wanted::dk_dv || tiles_.pack_rows(k, 1.0f, key_rows_);
-    count_ = keys.count;
+    count_ = k.count;
   }
 
   void enter(DifferentiateTile& tile) const {

@@ -100,7 +100,7 @@ TEST(Backward, MeasuresWhatItCarves) {
       problem = resolve(problem);
       const Plan plan = make_plan(problem);
       for (const cpu::Tiles* tiles : cpu::available_tiles()) {
-        const cpu::Context context{problem, plan, *tiles, 3};
+        const cpu::Context context{problem, plan, *tiles, 3, {{{0, 1, problem.tokens}}, false}};
         const Attention attention(problem, {.threads = 3, .instruction_set = std::string(tiles->name)});
         EXPECT_EQ(static_cast<std::size_t>(total_bytes(cpu::backward_workspace(context))),
                   attention.workspace_bytes(Pass::backward));

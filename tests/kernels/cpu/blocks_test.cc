@@ -16,7 +16,7 @@ namespace {
 using support::draw_between;
 
 Context context_of(const Problem& problem, const Plan& plan, int threads) {
-  return {problem, plan, find_tiles("auto"), threads};
+  return {problem, plan, find_tiles("auto"), threads, {{{0, 1, problem.tokens}}, false}};
 }
 
 RC_GTEST_PROP(BlocksProperty, CoverEveryRowOnce, ()) {
@@ -29,9 +29,10 @@ RC_GTEST_PROP(BlocksProperty, CoverEveryRowOnce, ()) {
     std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::pair<std::int64_t, std::int64_t>>> ranges;
     for (std::int64_t i = 0; i < blocks.count(); ++i) {
       const Block block = blocks[i];
-      RC_ASSERT(block.begin < block.end && block.end - block.begin <= Blocks::max_rows(problem.head_dim));
-      RC_ASSERT(block.span->begin <= block.begin && block.end <= block.span->end);
-      ranges[{block.batch, block.head}].emplace_back(block.begin, block.end);
+      RC_ASSERT(!block.positions.empty() && block.count() <= Blocks::max_rows(problem.head_dim));
+      RC_ASSERT(block.span->begin <= block.positions.first && block.positions.last() < block.span->end);
+      RC_ASSERT(block.first_row == block.positions.first);
+      ranges[{block.batch, block.head}].emplace_back(block.positions.first, block.positions.last() + 1);
     }
     RC_ASSERT(static_cast<std::int64_t>(ranges.size()) == problem.batch * heads);
     for (auto& [key, list] : ranges) {
@@ -60,9 +61,8 @@ TEST(Blocks, OfATrillionTokens) {
   const Context context = context_of(problem, plan, 2);
   const Blocks blocks(context, problem.heads);
   const Block first = blocks[0], last = blocks[blocks.count() - 1];
-  EXPECT_EQ(first.begin, 0);
-  EXPECT_EQ(first.end, 7);
-  EXPECT_EQ(last.end, problem.tokens);
+  EXPECT_EQ(first.positions, (Rows{0, 1, 7}));
+  EXPECT_EQ(last.positions.last(), problem.tokens - 1);
   EXPECT_EQ(last.batch, 2);
   EXPECT_EQ(last.head, 4);
   EXPECT_EQ(context.row_index(2, 4, problem.tokens - 1), 3 * 5 * problem.tokens - 1);

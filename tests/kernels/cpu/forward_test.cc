@@ -73,7 +73,7 @@ TEST(Forward, MeasuresWhatItCarves) {
   const Plan plan = make_plan(problem);
   for (const cpu::Tiles* tiles : cpu::available_tiles())
     for (const int threads : {1, 4}) {
-      const cpu::Context context{problem, plan, *tiles, threads};
+      const cpu::Context context{problem, plan, *tiles, threads, {{{0, 1, problem.tokens}}, false}};
       const std::vector<MemoryComponent> parts = cpu::forward_workspace(context);
       const Attention attention(problem, {.threads = threads, .instruction_set = std::string(tiles->name)});
       EXPECT_EQ(static_cast<std::size_t>(total_bytes(parts)), attention.workspace_bytes(Pass::forward));

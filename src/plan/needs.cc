@@ -1,0 +1,114 @@
+#include "plan/needs.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace annulus {
+namespace {
+
+// The document that holds rows of both pieces; [0, 0) when there is none. Two pieces that lie apart share at most one.
+std::pair<std::int64_t, std::int64_t> shared_document(const Problem& problem, const Rows& a, const Rows& b) {
+  const std::int64_t later_first = std::max(a.first, b.first);
+  const auto& bounds = problem.documents;
+  const auto after =
+      std::upper_bound(bounds.begin(), bounds.end(), later_first);  // the first bound behind it: the document's end
+  const std::int64_t begin = *(after - 1);
+  return std::min(a.last(), b.last()) >= begin ? std::pair(begin, *after) : std::pair<std::int64_t, std::int64_t>(0, 0);
+}
+
+// The parcels for queries of one block and keys of another. At most one segment of a branch reaches from the one into
+// the other.
+void add_block_parcels(const Problem& problem, const Rows& queries, const Rows& keys, int owner,
+                       std::vector<Parcel>& parcels) {
+  const auto [begin, end] = shared_document(problem, queries, keys);
+  if (begin == end) return;
+  for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
+    const Branch& branch = problem.pattern.branches[i];
+    const std::int64_t length = std::min(branch.segment, end - begin);
+    const std::int64_t segment_begin = begin + (std::max(queries.first, keys.first) - begin) / length * length;
+    const std::int64_t segment_end = std::min(segment_begin + length, end);
+    const Rows here = cut(queries, segment_begin, segment_end);
+    if (here.empty()) continue;
+    const Rows seen = cut(keys, segment_begin, problem.causal ? std::min(segment_end, here.last() + 1) : segment_end);
+    if (seen.empty()) continue;
+    parcels.push_back({owner, seen, static_cast<int>(i), segment_begin, segment_end - segment_begin});
+  }
+}
+
+// Two blocks of queries may need the same segment of the same keys: it travels once, as far as the later block sees it.
+void merge_parcels(std::vector<Parcel>& parcels) {
+  std::vector<Parcel> merged;
+  for (const Parcel& parcel : parcels) {
+    const auto same = std::find_if(merged.begin(), merged.end(), [&](const Parcel& other) {
+      return other.branch == parcel.branch && other.segment_begin == parcel.segment_begin &&
+             other.rows.first == parcel.rows.first;
+    });
+    if (same == merged.end())
+      merged.push_back(parcel);
+    else
+      same->rows.count = std::max(same->rows.count, parcel.rows.count);
+  }
+  parcels = std::move(merged);
+}
+
+// Striped: every long enough segment is spread over all ranks. Queries and keys of one class are a multiple of r apart,
+// those of two ranks a fixed distance modulo p: they meet if the greatest common divisor allows.
+bool stripes_meet(const Problem& problem, int ranks, const Rows& queries, const Rows& keys) {
+  if (problem.causal && keys.first > queries.last()) return false;
+  const std::int64_t distance = queries.first - keys.first;
+  return std::any_of(problem.pattern.branches.begin(), problem.pattern.branches.end(), [&](const Branch& branch) {
+    return branch.head_count > 0 && distance % std::gcd<std::int64_t>(branch.dilation, ranks) == 0;
+  });
+}
+
+}  // namespace
+
+std::vector<Parcel> needed_parcels(const ParcelReader& reader, const Problem& problem, const Sharding& sharding,
+                                   int receiver, int owner) {
+  std::vector<Parcel> parcels;
+  const std::vector<Rows> all_keys = pieces_of(sharding, problem.tokens, owner);
+  for (const Rows& queries : pieces_of(sharding, problem.tokens, receiver))
+    for (const Rows& keys : all_keys) {
+      if (sharding.layout != Layout::striped)
+        add_block_parcels(problem, queries, keys, owner, parcels);
+      else if (stripes_meet(problem, sharding.ranks, queries, keys))
+        parcels.push_back({.owner = owner, .rows = keys});
+    }
+  merge_parcels(parcels);
+  std::erase_if(parcels, [&](const Parcel& parcel) { return reader.vectors(parcel) == 0; });
+  return parcels;
+}
+
+Reach::Reach(const Problem& problem, const Sharding& sharding, int owner) : problem_(problem), sharding_(sharding) {
+  const auto& bounds = problem.documents;
+  for (const Rows& piece : pieces_of(sharding, problem.tokens, owner)) {
+    if (sharding.layout == Layout::striped) {
+      ranges_.push_back({problem.causal ? piece.first : 0, problem.tokens});
+      continue;
+    }
+    // Where the documents of the first and the last key begin and end: segments stay inside.
+    const auto first = std::upper_bound(bounds.begin(), bounds.end(), piece.first);
+    const auto last = std::upper_bound(bounds.begin(), bounds.end(), piece.last());
+    Range range{piece.first, piece.last() + 1};
+    for (const Branch& branch : problem.pattern.branches) {
+      if (branch.head_count == 0) continue;
+      const std::int64_t begin = *(first - 1), end = *last, last_begin = *(last - 1);
+      const std::int64_t length = std::min(branch.segment, *first - begin);
+      const std::int64_t last_length = std::min(branch.segment, end - last_begin);
+      range.begin = std::min(range.begin, begin + (piece.first - begin) / length * length);
+      range.end = std::max(range.end,
+                           std::min(end, last_begin + ((piece.last() - last_begin) / last_length + 1) * last_length));
+    }
+    if (problem.causal) range.begin = piece.first;
+    ranges_.push_back(range);
+  }
+}
+
+bool Reach::meets(int receiver) const {
+  for (const Rows& piece : pieces_of(sharding_, problem_.tokens, receiver))
+    for (const Range& range : ranges_)
+      if (piece.first < range.end && piece.last() >= range.begin) return true;
+  return false;
+}
+
+}  // namespace annulus
