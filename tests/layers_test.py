@@ -16,12 +16,13 @@ LAYERS = {
     "annulus": [],
     "numeric": ["annulus"],
     "plan": ["annulus", "numeric"],
-    "kernels": ["annulus", "numeric", "plan/phase.h", "plan/plan.h", "plan/rows.h", "plan/task.h"],
+    "kernels": ["annulus", "numeric", *(f"plan/{file}.h" for file in ("parcel", "phase", "plan", "rows", "task"))],
     "transport": ["annulus", "numeric"],  # moves bytes; knows neither kernels nor plans
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
-    "api": ["annulus", "numeric", "plan", "kernels"],
-    "cli": ["annulus", "numeric", "plan", "kernels", "reference", "io"],
+    "exec": ["annulus", "numeric", "plan", "kernels", "transport"],
+    "api": ["annulus", "numeric", "plan", "kernels", "exec"],
+    "cli": ["annulus", "numeric", "plan", "kernels", "transport", "exec", "reference", "io"],
 }
 
 # header prefix -> the files that may include it, as path prefixes

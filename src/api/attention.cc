@@ -1,35 +1,12 @@
 #include "annulus/attention.h"
 
-#include <new>
-
 #include "api/checks.h"
+#include "api/own_workspace.h"
 #include "kernels/kernels.h"
 #include "plan/plan.h"
 
 namespace annulus {
 namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-// Memory for one call whose caller brought none.
-class OwnWorkspace {
- public:
-  explicit OwnWorkspace(std::size_t bytes) : bytes_(bytes) {
-    data_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow));
-    if (data_ == nullptr)
-      throw OutOfMemory("the workspace needs " + std::to_string(bytes) +
-                        " bytes; the system has no more: use fewer threads or tokens");
-  }
-  ~OwnWorkspace() { ::operator delete (data_, std::align_val_t{kAlignment}); }
-  OwnWorkspace(const OwnWorkspace&) = delete;
-  OwnWorkspace& operator=(const OwnWorkspace&) = delete;
-
-  std::span<std::byte> span() { return {data_, bytes_}; }
-
- private:
-  std::byte* data_;
-  std::size_t bytes_;
-};
 
 bool is_empty(const Problem& problem) { return problem.batch == 0 || problem.tokens == 0; }
 
@@ -69,14 +46,7 @@ Attention::Attention(Attention&&) noexcept = default;
 Attention& Attention::operator=(Attention&&) noexcept = default;
 
 void Attention::forward(const ForwardArgs& args) const {
-  ArgumentChecks checks(impl_->problem);
-  checks.input("q", args.q, impl_->problem.heads);
-  checks.input("k", args.k, impl_->problem.kv_heads);
-  checks.input("v", args.v, impl_->problem.kv_heads);
-  checks.output("out", args.out, impl_->problem.heads);
-  if (!args.lse.empty()) checks.output("lse", args.lse);
-  checks.workspace(args.workspace, workspace_bytes(Pass::forward));
-  checks.overlaps();
+  check(args, impl_->problem, workspace_bytes(Pass::forward));
   impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) {
     const KeySource own = impl_->own_keys({ready.k, ready.v, {}, {}});
     impl_->kernels->forward(ready, {.sources = {&own, 1}});
@@ -84,18 +54,7 @@ void Attention::forward(const ForwardArgs& args) const {
 }
 
 void Attention::backward(const BackwardArgs& args) const {
-  ArgumentChecks checks(impl_->problem);
-  checks.input("q", args.q, impl_->problem.heads);
-  checks.input("k", args.k, impl_->problem.kv_heads);
-  checks.input("v", args.v, impl_->problem.kv_heads);
-  checks.input("out", args.out, impl_->problem.heads);
-  checks.input("lse", args.lse);
-  checks.input("dout", args.dout, impl_->problem.heads);
-  checks.output("dq", args.dq, impl_->problem.heads);
-  checks.output("dk", args.dk, impl_->problem.kv_heads);
-  checks.output("dv", args.dv, impl_->problem.kv_heads);
-  checks.workspace(args.workspace, workspace_bytes(Pass::backward));
-  checks.overlaps();
+  check(args, impl_->problem, workspace_bytes(Pass::backward));
   impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) {
     const KeySource own = impl_->own_keys({ready.k, ready.v, ready.dk, ready.dv});
     impl_->kernels->backward(ready, {.sources = {&own, 1}, .dq = ready.dq});
@@ -105,18 +64,7 @@ void Attention::backward(const BackwardArgs& args) const {
 std::size_t Attention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
 
 std::vector<MemoryComponent> Attention::memory(Pass pass) const {
-  const Problem& problem = impl_->problem;
-  const std::int64_t rows = problem.batch * problem.tokens;
-  const std::int64_t row_bytes = problem.head_dim * size_of(problem.dtype);
-  const std::int64_t of_q = rows * problem.heads * row_bytes;
-  const std::int64_t of_k = rows * problem.kv_heads * row_bytes;
-  std::vector<MemoryComponent> result{
-      {"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", rows * problem.heads * 4}};
-  if (pass == Pass::backward)
-    for (const MemoryComponent& gradient : {MemoryComponent{"dout", of_q}, {"dq", of_q}, {"dk", of_k}, {"dv", of_k}})
-      result.push_back(gradient);
-  for (const MemoryComponent& part : impl_->kernels->workspace(pass)) result.push_back(part);
-  return result;
+  return all_memory(impl_->problem, pass, impl_->kernels->workspace(pass));
 }
 
 const Problem& Attention::problem() const { return impl_->problem; }

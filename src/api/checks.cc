@@ -169,4 +169,30 @@ void ArgumentChecks::overlaps() const {
     }
 }
 
+void check(const ForwardArgs& args, const Problem& problem, std::size_t workspace_bytes) {
+  ArgumentChecks checks(problem);
+  checks.input("q", args.q, problem.heads);
+  checks.input("k", args.k, problem.kv_heads);
+  checks.input("v", args.v, problem.kv_heads);
+  checks.output("out", args.out, problem.heads);
+  if (!args.lse.empty()) checks.output("lse", args.lse);
+  checks.workspace(args.workspace, workspace_bytes);
+  checks.overlaps();
+}
+
+void check(const BackwardArgs& args, const Problem& problem, std::size_t workspace_bytes) {
+  ArgumentChecks checks(problem);
+  checks.input("q", args.q, problem.heads);
+  checks.input("k", args.k, problem.kv_heads);
+  checks.input("v", args.v, problem.kv_heads);
+  checks.input("out", args.out, problem.heads);
+  checks.input("lse", args.lse);
+  checks.input("dout", args.dout, problem.heads);
+  checks.output("dq", args.dq, problem.heads);
+  checks.output("dk", args.dk, problem.kv_heads);
+  checks.output("dv", args.dv, problem.kv_heads);
+  checks.workspace(args.workspace, workspace_bytes);
+  checks.overlaps();
+}
+
 }  // namespace annulus

@@ -8,10 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "annulus/attention.h"
 #include "annulus/problem.h"
 #include "annulus/tensor.h"
 
 namespace annulus {
+
+// All checks of one call. `problem` says how many rows the tensors have.
+void check(const ForwardArgs& args, const Problem& problem, std::size_t workspace_bytes);
+void check(const BackwardArgs& args, const Problem& problem, std::size_t workspace_bytes);
 
 // Collects the tensors of one call, checks each on its own and outputs against all others.
 class ArgumentChecks {

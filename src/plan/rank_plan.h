@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "annulus/problem.h"
@@ -15,15 +14,6 @@
 #include "plan/shard.h"
 
 namespace annulus {
-
-enum class Strategy {
-  exchange,  // only the rows that a rank's queries can see, straight from their owner
-  ring,      // every block of keys hops past every rank that needs it or has to pass it on
-  gather,    // everything at once: the collective baseline, O(N) memory
-};
-
-std::string_view name(Strategy strategy);
-Strategy parse_strategy(std::string_view text);  // throws InvalidArgument
 
 struct Message {
   int peer = 0;

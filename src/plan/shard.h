@@ -2,30 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
+#include "annulus/ranks.h"
 #include "plan/rows.h"
 
 namespace annulus {
-
-enum class Layout {
-  contiguous,  // one block a rank, any boundaries
-  zigzag,      // 2p blocks, rank g has blocks g and 2p - 1 - g: a causal load that is even
-  striped,     // rank g has the positions that are g modulo p
-};
-
-std::string_view name(Layout layout);
-Layout parse_layout(std::string_view text);  // throws InvalidArgument
-
-struct Sharding {
-  int ranks = 1;
-  Layout layout = Layout::contiguous;
-  // Contiguous alone: rank g has [boundaries[g], boundaries[g + 1]). Empty: as even as whole positions allow.
-  std::vector<std::int64_t> boundaries;
-
-  bool operator==(const Sharding&) const = default;
-};
 
 // Fills in the boundaries, or throws InvalidArgument.
 Sharding resolve(Sharding sharding, std::int64_t tokens);

@@ -13,24 +13,14 @@
 #include "plan/plan.h"
 #include "support/describe.h"
 #include "support/draw_case.h"
+#include "support/draw_sharding.h"
 
 namespace annulus {
 namespace {
 
 using support::draw_between;
+using support::draw_sharding;
 using Pair = std::tuple<std::int64_t, std::int64_t, int, std::int64_t>;  // query, key, branch, head
-
-Sharding draw_sharding(std::int64_t tokens) {
-  Sharding sharding;
-  sharding.ranks = static_cast<int>(draw_between(1, 6));
-  sharding.layout = *rc::gen::element(Layout::contiguous, Layout::zigzag, Layout::striped);
-  if (sharding.layout == Layout::contiguous && support::draw_bool()) {  // uneven, some empty
-    sharding.boundaries = {0, tokens};
-    for (int i = 1; i < sharding.ranks; ++i) sharding.boundaries.push_back(draw_between(0, tokens));
-    std::sort(sharding.boundaries.begin(), sharding.boundaries.end());
-  }
-  return resolve(sharding, tokens);
-}
 
 struct Whole {
   const Problem& problem;
@@ -85,7 +75,7 @@ std::vector<RankPlan> all_plans(const Problem& problem, const Sharding& sharding
 
 RC_GTEST_PROP(RankPlanProperty, EveryPairIsComputedOnce, ()) {
   const Problem problem = support::draw_problem(24, 1);
-  const Sharding sharding = draw_sharding(problem.tokens);
+  const Sharding sharding = draw_sharding(problem.tokens, 6);
   const Whole whole{problem};
   const std::map<Pair, int> want = whole.pairs();
   for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {
@@ -101,7 +91,7 @@ RC_GTEST_PROP(RankPlanProperty, EveryPairIsComputedOnce, ()) {
 
 RC_GTEST_PROP(RankPlanProperty, EverySendHasItsReceive, ()) {
   const Problem problem = support::draw_problem(40, 2);
-  const Sharding sharding = draw_sharding(problem.tokens);
+  const Sharding sharding = draw_sharding(problem.tokens, 6);
   for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {
     const std::vector<RankPlan> plans = all_plans(problem, sharding, strategy);
     std::map<std::tuple<std::size_t, int, int>, std::vector<Parcel>> sent, received;  // by step, source, destination
@@ -126,7 +116,7 @@ RC_GTEST_PROP(RankPlanProperty, EverySendHasItsReceive, ()) {
 RC_GTEST_PROP(RankPlanProperty, ExchangeMovesNothingThatIsNotSeen, ()) {
   Problem problem = support::draw_problem(24, 1);
   problem.causal = false;
-  Sharding sharding = draw_sharding(problem.tokens);
+  Sharding sharding = draw_sharding(problem.tokens, 6);
   if (sharding.layout == Layout::striped)
     sharding = resolve({.ranks = sharding.ranks, .layout = Layout::zigzag, .boundaries = {}}, problem.tokens);
   const Whole whole{problem};

@@ -119,13 +119,16 @@ class Call {
             .workspace = {}};
   }
 
-  void forward(const Attention& attention) {
+  // An Attention, or a RankAttention that has these rows.
+  template <class AnyAttention>
+  void forward(const AnyAttention& attention) {
     ForwardArgs args = forward_args();
     with_workspace(attention, Pass::forward, args.workspace, [&] { attention.forward(args); });
     collect({out.faults("out"), lse.faults()});
   }
   // After forward.
-  void backward(const Attention& attention) {
+  template <class AnyAttention>
+  void backward(const AnyAttention& attention) {
     BackwardArgs args = backward_args();
     with_workspace(attention, Pass::backward, args.workspace, [&] { attention.backward(args); });
     collect({dq.faults("dq"), dk.faults("dk"), dv.faults("dv"), out.faults("out"), lse.faults()});
@@ -157,8 +160,8 @@ class Call {
  private:
   Shape shape(std::int64_t heads) const { return {problem.batch, problem.tokens, heads, problem.head_dim}; }
 
-  template <class Run>
-  void with_workspace(const Attention& attention, Pass pass, std::span<std::byte>& place, Run run) {
+  template <class AnyAttention, class Run>
+  void with_workspace(const AnyAttention& attention, Pass pass, std::span<std::byte>& place, Run run) {
     if (!brings_workspace_) return run();
     Workspace workspace(attention.workspace_bytes(pass));
     place = workspace.span();

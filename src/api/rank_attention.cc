@@ -1,0 +1,106 @@
+#include "annulus/errors.h"
+#include "annulus/ranks.h"
+#include "api/checks.h"
+#include "api/own_workspace.h"
+#include "exec/executor.h"
+
+namespace annulus {
+namespace {
+
+// Whatever goes wrong on this rank must not leave the others waiting.
+template <class F>
+auto together(Transport& transport, F f) {
+  try {
+    return f();
+  } catch (const TransportError&) {
+    throw;  // they know
+  } catch (const std::exception& error) {
+    transport.abort(error.what());
+    throw;
+  }
+}
+
+Sharding checked_sharding(const Sharding& given, const Problem& problem, const Transport& transport) {
+  Sharding sharding = resolve(given, problem.tokens);
+  if (transport.size() != sharding.ranks)
+    throw InvalidArgument("the sharding must have as many ranks as the transport; got " +
+                          std::to_string(sharding.ranks) + " and " + std::to_string(transport.size()) +
+                          ": give the same number");
+  if (problem.pattern.gradient == Gradient::detached && sharding.ranks > 1)
+    throw Unsupported("the detached gradient needs one rank; got " + std::to_string(sharding.ranks) +
+                      ": use the exact gradient");
+  return sharding;
+}
+
+}  // namespace
+
+struct RankAttention::Impl {
+  Problem problem;
+  Sharding sharding;
+  Plan plan;
+  Transport& transport;
+  Executor executor;
+  Problem local;  // as many tokens as this rank has rows
+
+  Impl(const Problem& given, const Sharding& given_sharding, Transport& given_transport, const RankOptions& options)
+      : problem(resolve(given)),
+        sharding(checked_sharding(given_sharding, problem, given_transport)),
+        plan(make_plan(problem)),
+        transport(given_transport),
+        executor(problem, plan, sharding, transport, options),
+        local(problem) {
+    local.tokens = count_rows(executor.pieces());
+  }
+
+  std::size_t workspace_bytes(Pass pass) const {
+    return static_cast<std::size_t>(total_bytes(executor.workspace(pass)));
+  }
+
+  template <class Args, class Run>
+  void run(Args args, Pass pass, Run run) const {
+    together(transport, [&] {
+      const std::size_t bytes = workspace_bytes(pass);
+      check(args, local, bytes);
+      if (problem.batch == 0 || problem.tokens == 0) return;
+      if (!args.workspace.empty()) return run(args);
+      OwnWorkspace own(bytes);
+      args.workspace = own.span();
+      run(args);
+    });
+  }
+};
+
+RankAttention::RankAttention(const Problem& problem, const Sharding& sharding, Transport& transport,
+                             const RankOptions& options)
+    : impl_(together(transport, [&] { return std::make_unique<Impl>(problem, sharding, transport, options); })) {}
+RankAttention::~RankAttention() = default;
+RankAttention::RankAttention(RankAttention&&) noexcept = default;
+RankAttention& RankAttention::operator=(RankAttention&&) noexcept = default;
+
+void RankAttention::forward(const ForwardArgs& args) const {
+  impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) { impl_->executor.forward(ready); });
+}
+
+void RankAttention::backward(const BackwardArgs& args) const {
+  impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) { impl_->executor.backward(ready); });
+}
+
+std::int64_t RankAttention::rows() const { return impl_->local.tokens; }
+
+std::vector<std::int64_t> RankAttention::positions() const {
+  std::vector<std::int64_t> result;
+  for (const Rows& piece : impl_->executor.pieces())
+    for (std::int64_t i = 0; i < piece.count; ++i) result.push_back(piece[i]);
+  return result;
+}
+
+const Problem& RankAttention::problem() const { return impl_->problem; }
+std::size_t RankAttention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
+std::vector<MemoryComponent> RankAttention::memory(Pass pass) const {
+  return all_memory(impl_->local, pass, impl_->executor.workspace(pass));
+}
+RankAttention::Traffic RankAttention::traffic(Pass pass) const { return impl_->executor.traffic(pass); }
+int RankAttention::threads() const { return impl_->executor.kernels().threads(); }
+std::string RankAttention::instruction_set() const { return std::string(impl_->executor.kernels().instruction_set()); }
+
+}  // namespace annulus

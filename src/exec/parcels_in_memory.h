@@ -1,0 +1,64 @@
+// Parcels in memory: as they lie packed in a slot, and as their rows lie in the owner's tensors.
+//
+// Packed, a parcel is two tensors one behind the other: k and v as they are, or dk and dv in fp32.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "annulus/tensor.h"
+#include "plan/parcel.h"
+#include "plan/rank_plan.h"
+#include "transport/strided_block.h"
+
+namespace annulus {
+
+// One tensor of a parcel as it lies packed: [batch, rows, kv_heads, head_dim], or [batch, vectors, 1, head_dim] for a
+// parcel of a branch.
+struct PackedPair {
+  TensorView first;
+  TensorView second;
+};
+
+class ParcelMemory {
+ public:
+  ParcelMemory(const Problem& problem, const std::vector<Rows>& pieces)
+      : problem_(problem), pieces_(pieces), reader_(problem) {}
+
+  std::int64_t bytes(const Parcel& parcel, DType dtype) const;  // of both tensors
+  std::int64_t bytes(const std::vector<Parcel>& parcels, DType dtype) const;
+
+  PackedPair packed(const Parcel& parcel, DType dtype, std::byte* data) const;
+
+  // The bytes of this rank's parcel in its own two tensors [batch, rows, kv_heads, head_dim], in packed order.
+  void add_blocks(const Parcel& parcel, const ConstTensorView& first, const ConstTensorView& second,
+                  std::vector<StridedBlock>& blocks) const;
+
+  // The parts of a packed tensor of this rank's parcel and those of its own tensor that hold the same rows.
+  struct Match {
+    ConstTensorView packed;
+    TensorView own;
+  };
+  std::vector<Match> matches(const Parcel& parcel, const ConstTensorView& packed, const TensorView& own) const;
+
+ private:
+  Rows own_rows(const Rows& positions) const;
+
+  const Problem& problem_;
+  const std::vector<Rows>& pieces_;
+  ParcelReader reader_;
+};
+
+// Some rows of one head, or of all (head < 0), of a tensor.
+template <class View>
+View part_of(View view, const Rows& rows, std::int64_t head = -1) {
+  const std::int64_t offset = rows.first * view.stride[1] + (head < 0 ? 0 : head * view.stride[2]);
+  using Byte = std::conditional_t<std::is_same_v<View, TensorView>, std::byte, const std::byte>;
+  view.data = static_cast<Byte*>(view.data) + offset * size_of(view.dtype);
+  view.shape[1] = rows.count;
+  view.stride[1] *= rows.stride;
+  if (head >= 0) view.shape[2] = 1;
+  return view;
+}
+
+}  // namespace annulus

@@ -1,0 +1,112 @@
+// Section 6: the result on p ranks is the result on one, whatever the layout, the strategy and the size of the slots.
+#include "annulus/ranks.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "reference/draw_inputs.h"
+#include "support/draw_case.h"
+#include "support/draw_sharding.h"
+#include "support/rank_call.h"
+#include "support/yardstick.h"
+
+namespace annulus {
+namespace {
+
+using reference::draw_inputs;
+using reference::Inputs;
+using support::compute_on_ranks;
+using support::draw_between;
+using support::RankResult;
+using support::Way;
+using support::Yardstick;
+
+std::string describe(const Sharding& sharding, const RankOptions& options) {
+  std::string text = " on " + std::to_string(sharding.ranks) + " ranks, " + std::string(name(sharding.layout)) + ", " +
+                     std::string(name(options.strategy)) + ", slots of " + std::to_string(options.slot_bytes);
+  for (const std::int64_t boundary : sharding.boundaries) text += " " + std::to_string(boundary);
+  return text;
+}
+
+std::string faults(const Problem& problem, const Inputs& inputs, const Sharding& sharding, const RankOptions& options,
+                   const Way& way) {
+  const RankResult ranks = compute_on_ranks(problem, inputs, sharding, options, way);
+  std::string fault = ranks.fault + Yardstick(problem, inputs).faults(ranks.result);
+  std::int64_t sent = 0, received = 0;
+  for (std::size_t r = 0; r < ranks.planned.size(); ++r) {
+    if (ranks.planned[r].sent_bytes != ranks.counted[r].sent_bytes ||
+        ranks.planned[r].received_bytes != ranks.counted[r].received_bytes)
+      fault += "rank " + std::to_string(r) + " moved " + std::to_string(ranks.counted[r].sent_bytes) + " and " +
+               std::to_string(ranks.counted[r].received_bytes) + " bytes, planned " +
+               std::to_string(ranks.planned[r].sent_bytes) + " and " + std::to_string(ranks.planned[r].received_bytes) +
+               "; ";
+    sent += ranks.counted[r].sent_bytes;
+    received += ranks.counted[r].received_bytes;
+  }
+  if (sent != received) fault += "sent is not received; ";
+  if (fault.empty()) return "";
+  return fault + " in " + support::describe(problem) + " by " + support::describe(way) + describe(sharding, options);
+}
+
+RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {
+  Problem problem = support::draw_problem(60, 20);
+  problem.pattern.gradient = Gradient::exact;
+  const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
+  const Sharding sharding = support::draw_sharding(problem.tokens, 8);
+  RankOptions options;
+  options.strategy = *rc::gen::element(Strategy::exchange, Strategy::ring, Strategy::gather);
+  options.slot_bytes = *rc::gen::element<std::int64_t>(1, 300, 2000, 1 << 20);
+  const std::string fault = faults(problem, inputs, sharding, options, support::draw_way());
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
+// Every combination of what users choose, on a problem in which nothing divides anything.
+TEST(RankAttention, EveryLayoutAndStrategy) {
+  std::uint64_t seed = 0;
+  for (const int ranks : {1, 2, 3, 4, 5, 8})
+    for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
+      for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather})
+        for (const bool causal : {false, true})
+          for (const DType dtype : {DType::fp32, DType::bf16}) {
+            Problem problem;
+            problem.tokens = 211;
+            problem.heads = 6;
+            problem.kv_heads = seed % 2 == 0 ? 3 : 6;
+            problem.head_dim = 12;
+            problem.dtype = dtype;
+            problem.causal = causal;
+            problem.documents =
+                seed % 3 == 0 ? std::vector<std::int64_t>{0, 1, 1, 18, 211} : std::vector<std::int64_t>{};
+            problem.pattern =
+                make_pattern(seed % 5 == 0 ? Preset::residue : Preset::longnet, {10, 47, 211}, {1, 3, 7}, 6);
+            problem.pattern.phase = std::array{Phase::by_head, Phase::by_head_block, Phase::every}[seed % 3];
+            problem = resolve(problem);
+            const Inputs inputs = draw_inputs(problem, seed++);
+            EXPECT_EQ(
+                faults(problem, inputs, {.ranks = ranks, .layout = layout}, {.strategy = strategy, .slot_bytes = 4096},
+                       {.options = {.threads = 1, .instruction_set = ""}}),
+                "");
+          }
+}
+
+// More keys than a tile, a chunk and a stretch have.
+TEST(RankAttention, LongGroups) {
+  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather})
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      Problem problem;
+      problem.tokens = 3001;
+      problem.heads = 2;
+      problem.kv_heads = 1;
+      problem.head_dim = 16;
+      problem.dtype = dtype;
+      problem.causal = strategy == Strategy::ring;
+      problem.pattern = make_pattern(Preset::longnet, {700, 3001}, {1, 2}, 2);
+      problem = resolve(problem);
+      EXPECT_EQ(faults(problem, draw_inputs(problem, 5), {.ranks = 3}, {.strategy = strategy, .slot_bytes = 100'000},
+                       {.options = {.threads = 2, .instruction_set = ""}}),
+                "");
+    }
+}
+
+}  // namespace
+}  // namespace annulus
