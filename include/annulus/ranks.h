@@ -42,9 +42,10 @@ struct Sharding {
 
 // How keys meet queries. The result is the same, but for rounding.
 enum class Strategy {
-  exchange,  // only the rows that a rank's queries can see, straight from their owner
-  ring,      // every block of keys hops past every rank that needs it or has to pass it on
-  gather,    // everything at once: the collective baseline, O(N) memory
+  automatic,  // "auto": the one that the cost model finds fastest
+  exchange,   // only the rows that a rank's queries can see, straight from their owner
+  ring,       // every block of keys hops past every rank that needs it or has to pass it on
+  gather,     // everything at once: the collective baseline, O(N) memory
 };
 
 std::string_view name(Strategy strategy);
@@ -52,9 +53,16 @@ Strategy parse_strategy(std::string_view text);  // throws InvalidArgument
 
 struct RankOptions {
   Options device = {};
-  Strategy strategy = Strategy::exchange;
+  Strategy strategy = Strategy::automatic;
   std::int64_t slot_bytes = std::int64_t{32} << 20;  // what arrives at once is cut to about this, except by gather
   Recorder* recorder = nullptr;                      // may be null
+};
+
+struct RankTraffic {
+  std::int64_t sent_bytes = 0;
+  std::int64_t received_bytes = 0;
+
+  bool operator==(const RankTraffic&) const = default;
 };
 
 class RankAttention {
@@ -77,11 +85,8 @@ class RankAttention {
   // Everything that a pass holds on this rank, tensors included, to the byte; without what the transport takes.
   std::vector<MemoryComponent> memory(Pass pass) const;
   // Payload that a pass moves from and to this rank.
-  struct Traffic {
-    std::int64_t sent_bytes = 0;
-    std::int64_t received_bytes = 0;
-  };
-  Traffic traffic(Pass pass) const;
+  RankTraffic traffic(Pass pass) const;
+  Strategy strategy() const;  // the one in use: never automatic
   int threads() const;
   std::string instruction_set() const;  // the one in use
 

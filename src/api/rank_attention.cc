@@ -3,6 +3,7 @@
 #include "api/checks.h"
 #include "api/own_workspace.h"
 #include "exec/executor.h"
+#include "plan/choice.h"
 
 namespace annulus {
 namespace {
@@ -32,6 +33,15 @@ Sharding checked_sharding(const Sharding& given, const Problem& problem, const T
   return sharding;
 }
 
+RankOptions resolved(RankOptions options, const Problem& problem, const Sharding& sharding) {
+  if (options.slot_bytes < 1)
+    throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
+                          ": leave it out for 32 MiB");
+  if (options.strategy == Strategy::automatic)
+    options.strategy = choose_strategy(problem, sharding, Strategy::automatic).strategy;
+  return options;
+}
+
 }  // namespace
 
 struct RankAttention::Impl {
@@ -39,21 +49,24 @@ struct RankAttention::Impl {
   Sharding sharding;
   Plan plan;
   Transport& transport;
+  RankOptions options;
   Executor executor;
   Problem local;  // as many tokens as this rank has rows
 
-  Impl(const Problem& given, const Sharding& given_sharding, Transport& given_transport, const RankOptions& options)
+  Impl(const Problem& given, const Sharding& given_sharding, Transport& given_transport,
+       const RankOptions& given_options)
       : problem(resolve(given)),
         sharding(checked_sharding(given_sharding, problem, given_transport)),
         plan(make_plan(problem)),
         transport(given_transport),
+        options(resolved(given_options, problem, sharding)),
         executor(problem, plan, sharding, transport, options),
         local(problem) {
-    local.tokens = count_rows(executor.pieces());
+    local.tokens = count_rows(executor.forecast().pieces());
   }
 
   std::size_t workspace_bytes(Pass pass) const {
-    return static_cast<std::size_t>(total_bytes(executor.workspace(pass)));
+    return static_cast<std::size_t>(total_bytes(executor.forecast().workspace(pass)));
   }
 
   template <class Args, class Run>
@@ -89,7 +102,7 @@ std::int64_t RankAttention::rows() const { return impl_->local.tokens; }
 
 std::vector<std::int64_t> RankAttention::positions() const {
   std::vector<std::int64_t> result;
-  for (const Rows& piece : impl_->executor.pieces())
+  for (const Rows& piece : impl_->executor.forecast().pieces())
     for (std::int64_t i = 0; i < piece.count; ++i) result.push_back(piece[i]);
   return result;
 }
@@ -97,10 +110,13 @@ std::vector<std::int64_t> RankAttention::positions() const {
 const Problem& RankAttention::problem() const { return impl_->problem; }
 std::size_t RankAttention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
 std::vector<MemoryComponent> RankAttention::memory(Pass pass) const {
-  return all_memory(impl_->local, pass, impl_->executor.workspace(pass));
+  return all_memory(impl_->local, pass, impl_->executor.forecast().workspace(pass));
 }
-RankAttention::Traffic RankAttention::traffic(Pass pass) const { return impl_->executor.traffic(pass); }
-int RankAttention::threads() const { return impl_->executor.kernels().threads(); }
-std::string RankAttention::instruction_set() const { return std::string(impl_->executor.kernels().instruction_set()); }
+RankTraffic RankAttention::traffic(Pass pass) const { return impl_->executor.forecast().traffic(pass); }
+Strategy RankAttention::strategy() const { return impl_->options.strategy; }
+int RankAttention::threads() const { return impl_->executor.forecast().kernels().threads(); }
+std::string RankAttention::instruction_set() const {
+  return std::string(impl_->executor.forecast().kernels().instruction_set());
+}
 
 }  // namespace annulus

@@ -6,11 +6,15 @@
 namespace annulus {
 namespace {
 
-constexpr NameTable<Strategy, 3> kStrategies{
-    {{Strategy::exchange, "exchange"}, {Strategy::ring, "ring"}, {Strategy::gather, "gather"}}};
+constexpr NameTable<Strategy, 4> kStrategies{{{Strategy::automatic, "auto"},
+                                              {Strategy::exchange, "exchange"},
+                                              {Strategy::ring, "ring"},
+                                              {Strategy::gather, "gather"}}};
 
 std::vector<Step> make_steps(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank) {
   switch (strategy) {
+    case Strategy::automatic:
+      break;  // resolved long before
     case Strategy::exchange:
       return plan_exchange(problem, sharding, rank);
     case Strategy::ring:

@@ -55,8 +55,8 @@ class ShardOfVector {
 
 struct RankResult {
   reference::Result result;
-  std::vector<RankAttention::Traffic> planned, counted;  // of each rank, both passes together
-  std::string fault;                                     // what a rank did to memory that it should not have
+  std::vector<RankTraffic> planned, counted;  // of each rank, both passes together
+  std::string fault;                          // what a rank did to memory that it should not have
 };
 
 inline std::vector<std::int64_t> positions_of(const Sharding& sharding, std::int64_t tokens, int rank) {

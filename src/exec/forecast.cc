@@ -1,0 +1,117 @@
+#include "exec/forecast.h"
+
+#include <algorithm>
+
+#include "exec/messages.h"
+
+namespace annulus {
+
+Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank,
+                   const RankOptions& options)
+    : problem_(problem),
+      ranks_(sharding.ranks),
+      schedule_(problem, sharding, options.strategy, rank, options.slot_bytes),
+      parcels_(problem, schedule_.pieces()),
+      kernels_(make_cpu_kernels(problem, plan, options.device, {schedule_.pieces(), sharding.ranks > 1})) {}
+
+TensorView Forecast::sums(float* data, std::int64_t heads) const {
+  return {data, DType::fp32, {problem_.batch, rows(), heads, problem_.head_dim}};
+}
+
+std::int64_t Forecast::count_exchanges(Pass pass) const {
+  return schedule_.count() + (pass == Pass::backward && schedule_.count() > 0 ? Schedule::kReturnLag : 0);
+}
+
+Step Forecast::returning(Pass pass, std::int64_t e) const {
+  return pass == Pass::backward ? schedule_.exchange(e - Schedule::kReturnLag) : Step{};
+}
+
+std::vector<Arrival> Forecast::arrivals(Pass pass, std::int64_t e) const {
+  const Step now = schedule_.exchange(e), then = returning(pass, e);
+  std::vector<Arrival> result;
+  for (const int peer : peers_of(now.receives, then.homecomings))
+    result.push_back({peer, parcels_for(then.homecomings, peer), parcels_for(now.receives, peer)});
+  return result;
+}
+
+std::int64_t Forecast::bytes(const Arrival& arrival) const {
+  return parcels_.bytes(arrival.home, DType::fp32) + parcels_.bytes(arrival.keys, problem_.dtype);
+}
+
+RankTraffic Forecast::traffic(Pass pass) const {
+  RankTraffic traffic;
+  for (const std::int64_t bytes : sent_to(pass)) traffic.sent_bytes += bytes;
+  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e)
+    for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(arrival);
+  return traffic;
+}
+
+std::vector<std::int64_t> Forecast::sent_to(Pass pass) const {
+  std::vector<std::int64_t> result(static_cast<std::size_t>(ranks_), 0);
+  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
+    for (const Message& message : schedule_.exchange(e).sends)
+      result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, problem_.dtype);
+    for (const Message& message : returning(pass, e).returns)
+      result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, DType::fp32);
+  }
+  return result;
+}
+
+RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
+  RankMemory memory;
+  std::int64_t kernel_bytes = 0;
+  std::byte* kernel_memory = nullptr;
+  for (const MemoryComponent& part : kernels_->workspace(pass)) {
+    auto* start = carver.take<std::byte>(part.name, part.bytes);
+    if (kernel_bytes == 0) kernel_memory = start;
+    kernel_bytes += part.bytes;
+  }
+  if (!carver.measuring()) memory.kernels = {kernel_memory, static_cast<std::size_t>(kernel_bytes)};
+  std::int64_t slot = 0, gradient_slot = 0;
+  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
+    std::int64_t arriving = 0, gradients = 0;
+    for (const Arrival& arrival : arrivals(pass, e)) arriving += bytes(arrival);
+    for (const Message& message : schedule_.exchange(e).returns)
+      gradients += parcels_.bytes(message.parcels, DType::fp32);
+    slot = std::max(slot, arriving);
+    gradient_slot = std::max(gradient_slot, gradients);
+  }
+  for (std::byte*& start : memory.slots) start = carver.take<std::byte>("slots", slot);
+  if (pass == Pass::backward)
+    for (std::byte*& start : memory.gradients) start = carver.take<std::byte>("gradient slots", gradient_slot);
+  return memory;
+}
+
+RankMemory Forecast::carve_forward(Carver& carver, const TensorView& out) const {
+  RankMemory memory = carve_slots(Pass::forward, carver);
+  if (schedule_.last_receive() == 0) return memory;
+  const std::int64_t row_count = problem_.batch * problem_.heads * rows();
+  memory.states.maximum = carver.take<float>("states", row_count);
+  memory.states.sum = carver.take<float>("states", row_count);
+  memory.states.values =
+      stores_sums() ? sums(carver.take<float>("states", row_count * problem_.head_dim), problem_.heads) : out;
+  return memory;
+}
+
+RankMemory Forecast::carve_backward(Carver& carver, const BackwardArgs& args) const {
+  RankMemory memory = carve_slots(Pass::backward, carver);
+  const auto sums_for = [&](const TensorView& result, std::int64_t heads) {
+    if (!stores_sums()) return result;
+    return sums(carver.take<float>("sums", problem_.batch * rows() * heads * problem_.head_dim), heads);
+  };
+  memory.dq = sums_for(args.dq, problem_.heads);
+  memory.dk = sums_for(args.dk, problem_.kv_heads);
+  memory.dv = sums_for(args.dv, problem_.kv_heads);
+  return memory;
+}
+
+std::vector<MemoryComponent> Forecast::workspace(Pass pass) const {
+  Carver carver;
+  if (pass == Pass::forward)
+    carve_forward(carver, {});
+  else
+    carve_backward(carver, {});
+  return carver.components();
+}
+
+}  // namespace annulus

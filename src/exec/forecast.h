@@ -1,0 +1,77 @@
+// Forecast: what a rank will move and hold in a pass, to the byte, before anything does. It needs no transport, so the
+// forecasts of all ranks can be made anywhere.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "annulus/ranks.h"
+#include "exec/parcels_in_memory.h"
+#include "exec/schedule.h"
+#include "kernels/kernels.h"
+#include "kernels/workspace.h"
+
+namespace annulus {
+
+// A message as it lies in a slot: gradients that come home first, since they are fp32 and want to be aligned, then keys
+// and values.
+struct Arrival {
+  int peer = 0;
+  std::vector<Parcel> home;
+  std::vector<Parcel> keys;
+};
+
+// The workspace of a pass, carved.
+struct RankMemory {
+  std::span<std::byte> kernels;
+  SoftmaxStates states;
+  std::array<std::byte*, 2> slots{};      // exchange e arrives in slot e % 2
+  std::array<std::byte*, 2> gradients{};  // of the keys in that slot
+  TensorView dq, dk, dv;                  // fp32 sums; the results themselves where those are fp32
+
+  std::byte* slot(std::int64_t e) const { return slots[static_cast<std::size_t>(e % 2)]; }
+  std::byte* gradient_slot(std::int64_t e) const { return gradients[static_cast<std::size_t>(e % 2)]; }
+};
+
+class Forecast {
+ public:
+  // Takes a resolved problem and a resolved sharding, which must outlive it, as the plan must; no automatic strategy.
+  Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank, const RankOptions& options);
+
+  const std::vector<Rows>& pieces() const { return schedule_.pieces(); }
+  std::int64_t rows() const { return count_rows(pieces()); }
+  const Schedule& schedule() const { return schedule_; }
+  const ParcelMemory& parcels() const { return parcels_; }
+  Kernels& kernels() const { return *kernels_; }
+
+  std::int64_t count_exchanges(Pass pass) const;
+  // The step whose gradients go home in exchange e.
+  Step returning(Pass pass, std::int64_t e) const;
+  // Who sends what to this rank in exchange e, in the order of the slot.
+  std::vector<Arrival> arrivals(Pass pass, std::int64_t e) const;
+  std::int64_t bytes(const Arrival& arrival) const;
+
+  RankTraffic traffic(Pass pass) const;
+  // Bytes sent to each rank.
+  std::vector<std::int64_t> sent_to(Pass pass) const;
+
+  // One code path carves and measures.
+  bool stores_sums() const { return problem_.dtype != DType::fp32 && ranks_ > 1; }
+  RankMemory carve_forward(Carver& carver, const TensorView& out) const;
+  RankMemory carve_backward(Carver& carver, const BackwardArgs& args) const;
+  std::vector<MemoryComponent> workspace(Pass pass) const;
+
+ private:
+  TensorView sums(float* data, std::int64_t heads) const;
+  RankMemory carve_slots(Pass pass, Carver& carver) const;
+
+  const Problem& problem_;
+  int ranks_;
+  Schedule schedule_;
+  ParcelMemory parcels_;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+}  // namespace annulus
