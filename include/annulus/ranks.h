@@ -55,7 +55,8 @@ struct RankOptions {
   Options device = {};
   Strategy strategy = Strategy::automatic;
   std::int64_t slot_bytes = std::int64_t{32} << 20;  // what arrives at once is cut to about this, except by gather
-  Recorder* recorder = nullptr;                      // may be null
+  bool reproducible = false;     // the same bits for every number of ranks and layout; needs memory for whole segments
+  Recorder* recorder = nullptr;  // may be null
 };
 
 struct RankTraffic {

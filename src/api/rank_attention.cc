@@ -4,6 +4,7 @@
 #include "api/own_workspace.h"
 #include "exec/executor.h"
 #include "plan/choice.h"
+#include "plan/shard.h"
 
 namespace annulus {
 namespace {
@@ -50,7 +51,7 @@ struct RankAttention::Impl {
   Plan plan;
   Transport& transport;
   RankOptions options;
-  Executor executor;
+  std::unique_ptr<Executor> executor;
   Problem local;  // as many tokens as this rank has rows
 
   Impl(const Problem& given, const Sharding& given_sharding, Transport& given_transport,
@@ -60,13 +61,14 @@ struct RankAttention::Impl {
         plan(make_plan(problem)),
         transport(given_transport),
         options(resolved(given_options, problem, sharding)),
-        executor(problem, plan, sharding, transport, options),
+        executor((options.reproducible ? make_complete_executor : make_streaming_executor)(problem, plan, sharding,
+                                                                                           transport, options)),
         local(problem) {
-    local.tokens = count_rows(executor.forecast().pieces());
+    local.tokens = count_rows(executor->pieces());
   }
 
   std::size_t workspace_bytes(Pass pass) const {
-    return static_cast<std::size_t>(total_bytes(executor.forecast().workspace(pass)));
+    return static_cast<std::size_t>(total_bytes(executor->workspace(pass)));
   }
 
   template <class Args, class Run>
@@ -91,18 +93,18 @@ RankAttention::RankAttention(RankAttention&&) noexcept = default;
 RankAttention& RankAttention::operator=(RankAttention&&) noexcept = default;
 
 void RankAttention::forward(const ForwardArgs& args) const {
-  impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) { impl_->executor.forward(ready); });
+  impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) { impl_->executor->forward(ready); });
 }
 
 void RankAttention::backward(const BackwardArgs& args) const {
-  impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) { impl_->executor.backward(ready); });
+  impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) { impl_->executor->backward(ready); });
 }
 
 std::int64_t RankAttention::rows() const { return impl_->local.tokens; }
 
 std::vector<std::int64_t> RankAttention::positions() const {
   std::vector<std::int64_t> result;
-  for (const Rows& piece : impl_->executor.forecast().pieces())
+  for (const Rows& piece : impl_->executor->pieces())
     for (std::int64_t i = 0; i < piece.count; ++i) result.push_back(piece[i]);
   return result;
 }
@@ -110,13 +112,11 @@ std::vector<std::int64_t> RankAttention::positions() const {
 const Problem& RankAttention::problem() const { return impl_->problem; }
 std::size_t RankAttention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
 std::vector<MemoryComponent> RankAttention::memory(Pass pass) const {
-  return all_memory(impl_->local, pass, impl_->executor.forecast().workspace(pass));
+  return all_memory(impl_->local, pass, impl_->executor->workspace(pass));
 }
-RankTraffic RankAttention::traffic(Pass pass) const { return impl_->executor.forecast().traffic(pass); }
+RankTraffic RankAttention::traffic(Pass pass) const { return impl_->executor->traffic(pass); }
 Strategy RankAttention::strategy() const { return impl_->options.strategy; }
-int RankAttention::threads() const { return impl_->executor.forecast().kernels().threads(); }
-std::string RankAttention::instruction_set() const {
-  return std::string(impl_->executor.forecast().kernels().instruction_set());
-}
+int RankAttention::threads() const { return impl_->executor->kernels().threads(); }
+std::string RankAttention::instruction_set() const { return std::string(impl_->executor->kernels().instruction_set()); }
 
 }  // namespace annulus

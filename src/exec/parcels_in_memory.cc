@@ -5,14 +5,6 @@
 namespace annulus {
 namespace {
 
-StridedBlock block_of(const ConstTensorView& view) {
-  const std::int64_t size = size_of(view.dtype);
-  return {static_cast<const std::byte*>(view.data),
-          {Axis{1, 0}, Axis{view.shape[0], view.stride[0] * size}, Axis{view.shape[1], view.stride[1] * size},
-           Axis{view.shape[2], view.stride[2] * size}},
-          view.shape[3] * size};
-}
-
 // One sequence of a batch.
 ConstTensorView sequence(ConstTensorView view, std::int64_t batch) {
   view.data = static_cast<const std::byte*>(view.data) + batch * view.stride[0] * size_of(view.dtype);
@@ -21,6 +13,14 @@ ConstTensorView sequence(ConstTensorView view, std::int64_t batch) {
 }
 
 }  // namespace
+
+StridedBlock ParcelMemory::block(const ConstTensorView& view) {
+  const std::int64_t size = size_of(view.dtype);
+  return {static_cast<const std::byte*>(view.data),
+          {Axis{1, 0}, Axis{view.shape[0], view.stride[0] * size}, Axis{view.shape[1], view.stride[1] * size},
+           Axis{view.shape[2], view.stride[2] * size}},
+          view.shape[3] * size};
+}
 
 std::int64_t ParcelMemory::bytes(const Parcel& parcel, DType dtype) const {
   return 2 * problem_.batch * reader_.vectors(parcel) * problem_.head_dim * size_of(dtype);
@@ -55,7 +55,7 @@ void ParcelMemory::add_blocks(const Parcel& parcel, const ConstTensorView& first
                               std::vector<StridedBlock>& blocks) const {
   for (const ConstTensorView& view : {first, second}) {
     if (parcel.branch == kEveryBranch) {
-      blocks.push_back(block_of(part_of(view, own_rows(parcel.rows))));
+      blocks.push_back(block(part_of(view, own_rows(parcel.rows))));
       continue;
     }
     const auto places = reader_.places(parcel);
@@ -63,7 +63,7 @@ void ParcelMemory::add_blocks(const Parcel& parcel, const ConstTensorView& first
       for (std::size_t kv_head = 0; kv_head < places.size(); ++kv_head)
         for (const Place& place : places[kv_head])
           blocks.push_back(
-              block_of(part_of(sequence(view, batch), own_rows(place.rows), static_cast<std::int64_t>(kv_head))));
+              block(part_of(sequence(view, batch), own_rows(place.rows), static_cast<std::int64_t>(kv_head))));
   }
 }
 

@@ -41,9 +41,12 @@ class ParcelMemory {
   };
   std::vector<Match> matches(const Parcel& parcel, const ConstTensorView& packed, const TensorView& own) const;
 
- private:
+  // Where these positions lie in this rank's tensors; they must lie in one of its pieces.
   Rows own_rows(const Rows& positions) const;
+  // A whole view as bytes.
+  static StridedBlock block(const ConstTensorView& view);
 
+ private:
   const Problem& problem_;
   const std::vector<Rows>& pieces_;
   ParcelReader reader_;

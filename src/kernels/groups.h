@@ -42,11 +42,4 @@ void for_each_group(const Task& task, std::int64_t dilation, const Classes& clas
     }
 }
 
-// Query i sees key j of a group if j <= i + diagonal. Both walk with the same stride; a single row has none of its own.
-inline std::int64_t diagonal_of(const Rows& queries, const Rows& keys) {
-  const std::int64_t stride = keys.count > 1 ? keys.stride : queries.stride;
-  const std::int64_t distance = queries.first - keys.first;
-  return distance >= 0 ? distance / stride : -((stride - 1 - distance) / stride);  // rounded down
-}
-
 }  // namespace annulus

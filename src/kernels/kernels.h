@@ -37,9 +37,9 @@ struct ForwardStep {
 };
 
 struct BackwardStep {
-  std::span<const KeySource> sources;  // their dk and dv are set, not added to
+  std::span<const KeySource> sources;  // their dk and dv are set, not added to; without data: not wanted
   bool first = true;                   // Delta is made, dq starts at 0
-  TensorView dq;                       // fp32, [batch, rows, heads, head_dim]; may be the result itself
+  TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
 
 class Kernels {

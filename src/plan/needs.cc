@@ -111,4 +111,11 @@ bool Reach::meets(int receiver) const {
   return false;
 }
 
+Rows Reach::hull() const {
+  if (ranges_.empty()) return {};
+  Range all = ranges_.front();
+  for (const Range& range : ranges_) all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
+  return {all.begin, 1, all.end - all.begin};
+}
+
 }  // namespace annulus

@@ -18,6 +18,8 @@ class Reach {
  public:
   Reach(const Problem& problem, const Sharding& sharding, int owner);
   bool meets(int receiver) const;
+  // The positions from the first to the last whose queries may see a key of the owner.
+  Rows hull() const;
 
  private:
   struct Range {

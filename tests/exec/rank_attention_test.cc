@@ -1,6 +1,10 @@
 // Section 6: the result on p ranks is the result on one, whatever the layout, the strategy and the size of the slots.
 #include "annulus/ranks.h"
 
+#include <array>
+#include <bit>
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -105,6 +109,56 @@ TEST(RankAttention, LongGroups) {
       EXPECT_EQ(faults(problem, draw_inputs(problem, 5), {.ranks = 3}, {.strategy = strategy, .slot_bytes = 100'000},
                        {.options = {.threads = 2, .instruction_set = ""}}),
                 "");
+    }
+}
+
+std::vector<std::uint64_t> bits_of(const reference::Result& result) {
+  std::vector<std::uint64_t> bits;
+  for (const auto* tensor : {&result.out, &result.lse, &result.dq, &result.dk, &result.dv})
+    for (const double x : *tensor) bits.push_back(std::isnan(x) ? 1 : std::bit_cast<std::uint64_t>(x));
+  return bits;
+}
+
+RC_GTEST_PROP(RankAttentionProperty, ReproducibleBitsAreThoseOfOneRank, ()) {
+  Problem problem = support::draw_problem(60, 20);
+  problem.pattern.gradient = Gradient::exact;
+  const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
+  const Sharding sharding = support::draw_sharding(problem.tokens, 8);
+  const RankOptions options{.reproducible = true};
+  Way way = support::draw_way();
+  const RankResult many = compute_on_ranks(problem, inputs, sharding, options, way);
+  const std::string fault = many.fault + Yardstick(problem, inputs).faults(many.result);
+  if (!fault.empty()) RC_FAIL(fault + support::describe(problem) + describe(sharding, options));
+  RC_ASSERT(many.planned == many.counted);
+  way.options.threads = static_cast<int>(draw_between(1, 3));
+  const RankResult one = compute_on_ranks(problem, inputs, {.ranks = 1}, options, way);
+  if (bits_of(one.result) != bits_of(many.result))
+    RC_FAIL("other bits in " + support::describe(problem) + describe(sharding, options));
+}
+
+TEST(RankAttention, ReproducibleBitsOfLongGroups) {
+  for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const bool causal : {false, true}) {
+      Problem problem;
+      problem.tokens = 2777;
+      problem.heads = 2;
+      problem.kv_heads = 1;
+      problem.head_dim = 24;
+      problem.dtype = dtype;
+      problem.causal = causal;
+      problem.documents = {0, 300, 2777};
+      problem.pattern = make_pattern(Preset::longnet, {700, 2777}, {1, 2}, 2);
+      problem = resolve(problem);
+      const Inputs inputs = draw_inputs(problem, 7);
+      const auto bits = [&](int ranks, Layout layout) {
+        return bits_of(compute_on_ranks(problem, inputs, {.ranks = ranks, .layout = layout}, {.reproducible = true},
+                                        {.options = {.threads = 2, .instruction_set = ""}})
+                           .result);
+      };
+      const auto want = bits(1, Layout::contiguous);
+      for (const int ranks : {2, 3, 8})
+        for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
+          EXPECT_TRUE(bits(ranks, layout) == want) << ranks << " ranks, " << name(layout);
     }
 }
 

@@ -32,6 +32,7 @@ struct Meeting {
   Rows queries;
   std::int64_t first_row = 0;  // of the piece, in this rank's memory
   const KeySource* source = nullptr;
+  Wanted wanted = Wanted::all;
 };
 
 // One stretch of keys of one group, for all query heads that share it.
@@ -159,8 +160,8 @@ class Stretch {
     const KeySource::Found found = meeting.source->find(item.kv_head, phase_class, keys);
     const KeyTensors& tensors = meeting.source->tensors;
     pack_keys(source_rows(tensors.k, item.batch, found.head, found.rows),
-              source_rows(tensors.v, item.batch, found.head, found.rows));
-    const std::int64_t diagonal = diagonal_of(all_queries, keys);
+              source_rows(tensors.v, item.batch, found.head, found.rows), meeting.wanted);
+    const Diagonal diagonal = problem.causal ? Diagonal::between(all_queries, keys) : kNoDiagonal;
     const float* delta = phase.deltas.of_branch(meeting.branch);
     const std::int64_t query_tiles = (rows.count + tiles_.query_tile - 1) / tiles_.query_tile;
     std::int64_t turn = 0;
@@ -169,18 +170,21 @@ class Stretch {
         ++turn;
         const std::int64_t first = t * tiles_.query_tile;
         const Rows queries{rows[first], rows.stride, std::min(tiles_.query_tile, rows.count - first)};
-        if (problem.causal && queries.count + first + diagonal <= 0) continue;  // all of these queries lie before
+        if (diagonal.from(first, 0).hides_all(queries.count)) continue;  // all of these queries lie before
         context_.make_progress();
-        queries_.pack(phase.args, delta, Wanted::all, item.batch, head, queries);
-        differentiate(problem.causal ? first + diagonal : kNoDiagonal, queries.count, keys.count);
+        queries_.pack(phase.args, delta, meeting.wanted, item.batch, head, queries);
+        differentiate(diagonal.from(first, 0), queries.count, keys.count, meeting.wanted);
+        if (meeting.wanted == Wanted::dk_dv) continue;
         turns.await(turn);
         context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
                                 target_rows(phase.step.dq, item.batch, head, queries));
         turns.pass(turn);
       }
     // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
-    context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
-    context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(tensors.dv, item.batch, found.head, found.rows));
+    if (meeting.wanted != Wanted::dq) {
+      context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
+      context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(tensors.dv, item.batch, found.head, found.rows));
+    }
     turns.pass(kDone);
   }
 
@@ -192,30 +196,32 @@ class Stretch {
     return {keys[first], count == 1 ? 1 : keys.stride, count};
   }
 
-  void pack_keys(const SourceRows& k, const SourceRows& v) {
+  void pack_keys(const SourceRows& k, const SourceRows& v, Wanted wanted) {
     const std::int64_t width = padded(context_.problem.head_dim);
     for (std::int64_t j = 0; j < k.count; j += tiles_.key_tile) {
       const std::int64_t count = std::min(tiles_.key_tile, k.count - j);
-      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(k.part(j, count), v.part(j, count), Wanted::all);
+      keys_[static_cast<std::size_t>(j / tiles_.key_tile)].pack(k.part(j, count), v.part(j, count), wanted);
     }
     std::fill_n(dk_, k.count * width, 0.0f);
     std::fill_n(dv_, k.count * width, 0.0f);
   }
 
-  void differentiate(std::int64_t diagonal, std::int64_t query_count, std::int64_t key_count) {
+  void differentiate(const Diagonal& diagonal, std::int64_t query_count, std::int64_t key_count, Wanted wanted) {
     const std::int64_t width = padded(context_.problem.head_dim);
     std::fill_n(dq_, query_count * width, 0.0f);
     for (std::int64_t j = 0; j < key_count; j += tiles_.key_tile) {
       DifferentiateTile tile;
-      tile.diagonal = diagonal == kNoDiagonal ? kNoDiagonal : diagonal - j;
-      if (query_count + tile.diagonal <= 0) break;  // the rest of the keys lie ahead
+      tile.diagonal = diagonal.from(0, j);
+      if (tile.diagonal.hides_all(query_count)) break;  // the rest of the keys lie ahead
       queries_.enter(tile);
       keys_[static_cast<std::size_t>(j / tiles_.key_tile)].enter(tile);
       tile.head_dim = context_.problem.head_dim;
       tile.scratch = scratch_;
-      tile.dq = dq_;
-      tile.dk = dk_ + j * width;
-      tile.dv = dv_ + j * width;
+      if (wanted != Wanted::dk_dv) tile.dq = dq_;
+      if (wanted != Wanted::dq) {
+        tile.dk = dk_ + j * width;
+        tile.dv = dv_ + j * width;
+      }
       tiles_.differentiate(tile);
     }
   }
@@ -228,6 +234,7 @@ class Stretch {
 };
 
 void clear(const Context& context, const TensorView& view) {
+  if (view.data == nullptr) return;    // not wanted
   constexpr std::int64_t kRows = 256;  // enough work for one task
   const std::int64_t stretches = (view.shape[1] + kRows - 1) / kRows;
   ThreadPool::shared().run(view.shape[0] * stretches, context.threads, [&](std::int64_t index, int) {
@@ -269,7 +276,10 @@ void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carv
       if (!source.serves(branch)) continue;
       std::int64_t first_row = 0;
       for (const Rows& piece : context.shard.pieces) {
-        run_meeting({branch, piece, first_row, &source});
+        run_meeting({branch, piece, first_row, &source,
+                     phase.step.dq.data == nullptr       ? Wanted::dk_dv
+                     : source.tensors.dk.data == nullptr ? Wanted::dq
+                                                         : Wanted::all});
         first_row += piece.count;
       }
     }

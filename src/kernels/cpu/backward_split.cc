@@ -85,11 +85,11 @@ class SplitBlock {
   void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t head, const Rows& queries,
                     const Rows& keys) {
     const std::int64_t width = padded(context_.problem.head_dim);
-    const std::int64_t diagonal = diagonal_of(queries, keys);
+    const Diagonal diagonal = Diagonal::between(queries, keys);
     for_each_tile(queries, tiles_.query_tile, [&](std::int64_t first, const Rows& tile_rows) {
       DifferentiateTile tile;
-      tile.diagonal = context_.problem.causal ? first + diagonal : kNoDiagonal;
-      if (tile_rows.count + tile.diagonal <= 0) return;  // all of these queries lie before
+      if (context_.problem.causal) tile.diagonal = diagonal.from(first, 0);
+      if (tile.diagonal.hides_all(tile_rows.count)) return;  // all of these queries lie before
       queries_.pack(args, delta, wanted, block_.batch, head, tile_rows);
       queries_.enter(tile);
       keys_.enter(tile);

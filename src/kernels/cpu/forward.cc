@@ -84,7 +84,7 @@ void QueryBlock::attend(const Task& task, const ConstTensorView& q, std::span<co
                      attend_group({rows, source_rows(q, block_.batch, block_.head, rows.shifted(block_.first_row)),
                                    source_rows(source.tensors.k, block_.batch, found.head, found.rows),
                                    source_rows(source.tensors.v, block_.batch, found.head, found.rows),
-                                   diagonal_of(queries, keys)});
+                                   context_.problem.causal ? Diagonal::between(queries, keys) : kNoDiagonal});
                    });
   }
 }
@@ -94,9 +94,8 @@ void QueryBlock::attend(const Task& task, const ConstTensorView& q, std::span<co
 void QueryBlock::attend_group(const Group& group) {
   const std::int64_t head_dim = context_.problem.head_dim;
   const Rows& rows = group.queries;
-  const bool causal = context_.problem.causal;
-  const std::int64_t last_key = causal ? std::min(group.k.count, rows.count + group.diagonal) : group.k.count;
-  if (last_key <= 0) return;
+  const std::int64_t last_key = group.diagonal.visible_keys(rows.count - 1, group.k.count);
+  if (last_key == 0) return;
   fetch();
   const StateRows state{maximum_ + rows.first, sum_ + rows.first, values_ + rows.first * padded(head_dim), rows.stride};
   for (std::int64_t i = 0, tile = 0; i < rows.count; i += tiles_.query_tile, ++tile)
@@ -110,8 +109,8 @@ void QueryBlock::attend_group(const Group& group) {
     for (std::int64_t i = 0, tile = 0; i < rows.count; i += tiles_.query_tile, ++tile) {
       AttendTile work;
       work.query_count = std::min(tiles_.query_tile, rows.count - i);
-      work.diagonal = causal ? i + group.diagonal - j : kNoDiagonal;
-      if (work.query_count + work.diagonal <= 0) continue;  // all of these keys lie ahead
+      work.diagonal = group.diagonal.from(i, j);
+      if (work.diagonal.hides_all(work.query_count)) continue;  // all of these keys lie ahead
       work.queries = packed_queries_ + tile * tiles_.query_tile_bytes(head_dim);
       work.keys = packed_keys_;
       work.values = packed_values_;

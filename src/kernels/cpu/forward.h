@@ -37,7 +37,7 @@ class QueryBlock {
   struct Group {
     Rows queries;  // of the block
     SourceRows q, k, v;
-    std::int64_t diagonal = 0;
+    Diagonal diagonal;
   };
   void attend_group(const Group& group);
   void add_zero_keys(const Rows& queries, std::int64_t count);

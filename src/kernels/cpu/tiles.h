@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "annulus/tensor.h"
+#include "kernels/diagonal.h"
 
 namespace annulus::cpu {
 
 inline constexpr std::int64_t kMaxHeadDim = 512;
-inline constexpr std::int64_t kNoDiagonal = INT64_MAX / 2;
 
 // Rows of fp32 scratch are padded to whole vectors of any instruction set.
 constexpr std::int64_t padded(std::int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -63,9 +63,9 @@ struct AttendTile {
   std::int64_t query_count = 0;
   std::int64_t key_count = 0;
   std::int64_t head_dim = 0;
-  std::int64_t diagonal = kNoDiagonal;  // query i of the tile sees key j of the chunk if j <= i + diagonal
-  float scale_log2 = 0;                 // logits in log2 units = scale_log2 * q . k
-  void* scores = nullptr;               // scratch of score_bytes
+  Diagonal diagonal = kNoDiagonal;
+  float scale_log2 = 0;    // logits in log2 units = scale_log2 * q . k
+  void* scores = nullptr;  // scratch of score_bytes
   StateRows state;
 };
 
@@ -97,7 +97,7 @@ struct DifferentiateTile {
   std::int64_t query_count = 0;
   std::int64_t key_count = 0;
   std::int64_t head_dim = 0;
-  std::int64_t diagonal = kNoDiagonal;
+  Diagonal diagonal = kNoDiagonal;
   float* scratch = nullptr;  // of score_bytes
   float* dq = nullptr;       // += dS k, rows dq_step * padded(head_dim) apart; null: not wanted
   std::int64_t dq_step = 1;

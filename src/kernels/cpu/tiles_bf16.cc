@@ -163,10 +163,6 @@ bool pack_values(const SourceRows& rows, void* packed) {
   return seen == 0;
 }
 
-Index visible_keys(Index i, Index diagonal, Index key_count) {
-  return std::clamp<Index>(i + diagonal + 1, 0, key_count);
-}
-
 // Raw products in `scores` become bf16 weights; see soften_row in tiles_simd.cc.
 inline void soften_row(const float* scores, std::int32_t* weights, Index extent, float scale, const StateRows& state,
                        Index width) {
@@ -202,7 +198,7 @@ void add_values_one_by_one(const AttendTile& tile, const std::int32_t* weights) 
   const Index width = padded(tile.head_dim);
   const auto* values = static_cast<const std::int32_t*>(tile.values);
   for (Index i = 0; i < tile.query_count; ++i) {
-    const Index visible = visible_keys(i, tile.diagonal, tile.key_count);
+    const Index visible = tile.diagonal.visible_keys(i, tile.key_count);
     float* sum = tile.state.values + i * tile.state.step * width;
     for (Index pair = 0; pair < pairs(visible); ++pair) {
       const __m512i both = _mm512_set1_epi32(2 * pair + 1 < visible ? -1 : 0xffff);
@@ -235,23 +231,23 @@ void attend(const AttendTile& tile) {
   auto* weights = reinterpret_cast<std::int32_t*>(scores + kQueryTile * kScoreStride);
   const Index width = padded(tile.head_dim), depth = pairs(tile.head_dim);
   const float scale = std::abs(tile.scale_log2);  // its sign is in the queries
-  const bool one_by_one = !tile.values_finite && tile.diagonal < tile.key_count - 1;
-  for (Index j = 0; j < visible_keys(tile.query_count - 1, tile.diagonal, tile.key_count); j += kColumns)
+  const bool one_by_one = !tile.values_finite && !tile.diagonal.hides_none(tile.key_count);
+  for (Index j = 0; j < tile.diagonal.visible_keys(tile.query_count - 1, tile.key_count); j += kColumns)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
-      if (j < visible_keys(i + m - 1, tile.diagonal, tile.key_count))
+      if (j < tile.diagonal.visible_keys(i + m - 1, tile.key_count))
         multiply<2, false, 1, kPanel>(m, queries + i / kRows * kPanel * depth, keys + j * depth, kColumns, depth,
                                       scores + i * kScoreStride + j, kScoreStride);
     }
   for (Index i = 0; i < tile.query_count; i += kRows) {
     const Index m = std::min(kRows, tile.query_count - i);
-    const Index block_keys = visible_keys(i + m - 1, tile.diagonal, tile.key_count);
+    const Index block_keys = tile.diagonal.visible_keys(i + m - 1, tile.key_count);
     if (block_keys == 0) continue;
     const Index extent = round_up(block_keys, kColumns);
     for (Index row = i; row < i + m; ++row) {
       float* row_scores = scores + row * kScoreStride;
       std::int32_t* row_weights = weights + row * kWeightStride;
-      const Index visible = visible_keys(row, tile.diagonal, tile.key_count);
+      const Index visible = tile.diagonal.visible_keys(row, tile.key_count);
       if (visible == 0) {
         std::fill_n(row_weights, extent / 2, 0);
         continue;

@@ -29,11 +29,6 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu {
 namespace HWY_NAMESPACE {
 
-// How many keys of the chunk row i may see.
-HWY_INLINE Index visible_keys(Index i, Index diagonal, Index key_count) {
-  return std::clamp<Index>(i + diagonal + 1, 0, key_count);
-}
-
 // Turns a row of logits (log2 units) into weights 2^(x - m) and takes them into the state. `extent` is a multiple of
 // kColumns.
 HWY_INLINE void soften_row(float* scores, Index extent, Index width, float& maximum, float& sum, float* values) {
@@ -77,7 +72,7 @@ void add_values_one_by_one(const AttendTile& tile, const float* scores) {
   const Index width = padded(tile.head_dim);
   const auto* values = static_cast<const float*>(tile.values);
   for (Index i = 0; i < tile.query_count; ++i)
-    for (Index j = 0; j < visible_keys(i, tile.diagonal, tile.key_count); ++j)
+    for (Index j = 0; j < tile.diagonal.visible_keys(i, tile.key_count); ++j)
       add_row(scores[i * kScoreStride + j], values + j * width, width, tile.state.values + i * tile.state.step * width);
 }
 
@@ -86,23 +81,23 @@ void attend(const AttendTile& tile) {
   const auto* keys = static_cast<const float*>(tile.keys);
   auto* scores = static_cast<float*>(tile.scores);
   const Index width = padded(tile.head_dim);
-  const bool one_by_one = !tile.values_finite && tile.diagonal < tile.key_count - 1;
+  const bool one_by_one = !tile.values_finite && !tile.diagonal.hides_none(tile.key_count);
   // Columns outside, rows inside: kColumns packed keys stay in the level-1 cache for all rows of the tile.
-  for (Index j = 0; j < visible_keys(tile.query_count - 1, tile.diagonal, tile.key_count); j += kColumns)
+  for (Index j = 0; j < tile.diagonal.visible_keys(tile.query_count - 1, tile.key_count); j += kColumns)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
-      if (j < visible_keys(i + m - 1, tile.diagonal, tile.key_count))
+      if (j < tile.diagonal.visible_keys(i + m - 1, tile.key_count))
         multiply_columns(m, queries + i / kRows * kPanel * tile.head_dim, keys + j * tile.head_dim, tile.head_dim,
                          scores + i * kScoreStride + j, kScoreStride);
     }
   for (Index i = 0; i < tile.query_count; i += kRows) {
     const Index m = std::min(kRows, tile.query_count - i);
-    const Index block_keys = visible_keys(i + m - 1, tile.diagonal, tile.key_count);
+    const Index block_keys = tile.diagonal.visible_keys(i + m - 1, tile.key_count);
     if (block_keys == 0) continue;
     const Index extent = round_up(block_keys, kColumns);
     for (Index row = i; row < i + m; ++row) {
       float* row_scores = scores + row * kScoreStride;
-      const Index visible = visible_keys(row, tile.diagonal, tile.key_count);
+      const Index visible = tile.diagonal.visible_keys(row, tile.key_count);
       std::fill(row_scores + visible, row_scores + extent, visible > 0 ? kNothing : 0.0f);
       const StateRows state = tile.state.from(row, tile.head_dim);
       if (visible > 0) soften_row(row_scores, extent, width, *state.maximum, *state.sum, state.values);
@@ -148,7 +143,7 @@ HWY_INLINE void differentiate_row(float* weights, float* slopes, Index visible, 
 void accumulate_one_by_one(const DifferentiateTile& tile, const Gradients& scores) {
   const Index width = padded(tile.head_dim);
   for (Index i = 0; i < tile.query_count; ++i)
-    for (Index j = 0; j < visible_keys(i, tile.diagonal, tile.key_count); ++j) {
+    for (Index j = 0; j < tile.diagonal.visible_keys(i, tile.key_count); ++j) {
       const float p = scores.weights[i * kSlopeStride + j];
       const float ds = scores.slopes[i * kSlopeStride + j];
       if (tile.dk != nullptr) {
@@ -163,8 +158,7 @@ void accumulate_dk_dv(const DifferentiateTile& tile, const Gradients& scores) {
   const Index width = padded(tile.head_dim);
   for (Index j = 0; j < tile.key_count; j += kRows) {
     const Index m = std::min(kRows, tile.key_count - j);
-    const Index first =
-        std::clamp<Index>(j - tile.diagonal, 0, tile.query_count);  // rows before it see none of these keys
+    const Index first = tile.diagonal.first_query(j, tile.query_count);  // rows before it see none of these keys
     const Index depth = tile.query_count - first;
     if (depth == 0) continue;
     const Index offset = first * kSlopeStride + j;
@@ -182,7 +176,7 @@ void differentiate(const DifferentiateTile& tile) {
   for (Index j = 0; j < tile.key_count; j += kColumns)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
-      if (j >= visible_keys(i + m - 1, tile.diagonal, tile.key_count)) continue;
+      if (j >= tile.diagonal.visible_keys(i + m - 1, tile.key_count)) continue;
       const Index panel = i / kRows * kPanel * tile.head_dim;
       const Index score = i * kSlopeStride + j;
       multiply_columns(m, tile.queries + panel, tile.keys + j * tile.head_dim, tile.head_dim, scores.weights + score,
@@ -192,14 +186,14 @@ void differentiate(const DifferentiateTile& tile) {
     }
   for (Index i = 0; i < tile.query_count; ++i)
     differentiate_row(scores.weights + i * kSlopeStride, scores.slopes + i * kSlopeStride,
-                      visible_keys(i, tile.diagonal, tile.key_count), column_count, tile.lse_log2[i], tile.delta[i]);
-  if (!tile.finite && tile.diagonal < tile.key_count - 1) return accumulate_one_by_one(tile, scores);
+                      tile.diagonal.visible_keys(i, tile.key_count), column_count, tile.lse_log2[i], tile.delta[i]);
+  if (!tile.finite && !tile.diagonal.hides_none(tile.key_count)) return accumulate_one_by_one(tile, scores);
   if (tile.dk != nullptr) accumulate_dk_dv(tile, scores);
   if (tile.dq != nullptr)
     for (Index i = 0; i < tile.query_count; i += kRows) {
       const Index m = std::min(kRows, tile.query_count - i);
       multiply_rows<kSlopeStride, 1>(m, scores.slopes + i * kSlopeStride, tile.key_rows, width,
-                                     visible_keys(i + m - 1, tile.diagonal, tile.key_count),
+                                     tile.diagonal.visible_keys(i + m - 1, tile.key_count),
                                      tile.dq + i * tile.dq_step * width, tile.dq_step * width);
     }
 }

@@ -1,14 +1,59 @@
+// The only place where compute meets communication. Both loops read: wait, post, attend. While the keys of one exchange
+// are attended to, the next exchange is under way into the other slot.
 #include "exec/executor.h"
 
 #include <algorithm>
 #include <stdexcept>
 
 #include "exec/agreement.h"
+#include "exec/forecast.h"
 #include "exec/messages.h"
+#include "exec/recorder.h"
 
 namespace annulus {
-Executor::Executor(const Problem& problem, const Plan& plan, const Sharding& sharding, Transport& transport,
-                   const RankOptions& options)
+namespace {
+
+class StreamingExecutor final : public Executor {
+ public:
+  StreamingExecutor(const Problem& problem, const Plan& plan, const Sharding& sharding, Transport& transport,
+                    const RankOptions& options);
+
+  void forward(ForwardArgs args) const override;
+  void backward(BackwardArgs args) const override;
+
+  const std::vector<Rows>& pieces() const override { return forecast_.pieces(); }
+  std::vector<MemoryComponent> workspace(Pass pass) const override { return forecast_.workspace(pass); }
+  RankTraffic traffic(Pass pass) const override { return forecast_.traffic(pass); }
+  const Kernels& kernels() const override { return kernels_; }
+
+ private:
+  struct Keys {
+    ConstTensorView k, v;  // of this rank
+  };
+
+  std::vector<KeySource> own_sources(const KeyTensors& tensors) const;
+  std::vector<KeySource> arrived_sources(Pass pass, std::int64_t e, const RankMemory& memory) const;
+
+  void post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const;
+  void wait(std::int64_t e) const;
+  void add_gradients(const Step& then, int peer, const std::byte* data, std::vector<StridedBlock>& blocks) const;
+  void add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory, const Keys& own,
+                std::vector<StridedBlock>& blocks) const;
+  void add_home(std::int64_t e, const RankMemory& memory) const;
+
+  const Problem& problem_;
+  Transport& transport_;
+  Forecast forecast_;
+  const Schedule& schedule_;
+  const ParcelMemory& parcels_;
+  Kernels& kernels_;
+  Recorder own_recorder_;
+  Recorder& recorder_;
+  std::uint64_t plan_hash_ = 0;
+};
+
+StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, const Sharding& sharding,
+                                     Transport& transport, const RankOptions& options)
     : problem_(problem),
       transport_(transport),
       forecast_(problem, plan, sharding, transport.rank(), options),
@@ -22,7 +67,7 @@ Executor::Executor(const Problem& problem, const Plan& plan, const Sharding& sha
 
 // ---- sources
 
-std::vector<KeySource> Executor::own_sources(const KeyTensors& tensors) const {
+std::vector<KeySource> StreamingExecutor::own_sources(const KeyTensors& tensors) const {
   std::vector<KeySource> sources;
   std::int64_t first = 0;
   for (const Rows& piece : forecast_.pieces()) {
@@ -37,7 +82,7 @@ std::vector<KeySource> Executor::own_sources(const KeyTensors& tensors) const {
 }
 
 // Keys that exchange e brought and that this rank's queries can see; in backward also where their gradients go.
-std::vector<KeySource> Executor::arrived_sources(Pass pass, std::int64_t e, const RankMemory& memory) const {
+std::vector<KeySource> StreamingExecutor::arrived_sources(Pass pass, std::int64_t e, const RankMemory& memory) const {
   std::vector<KeySource> sources;
   std::byte* data = memory.slot(e);
   std::byte* gradients = memory.gradient_slot(e);
@@ -65,7 +110,7 @@ std::vector<KeySource> Executor::arrived_sources(Pass pass, std::int64_t e, cons
 
 // ---- exchanges
 
-void Executor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const {
+void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const {
   if (e > forecast_.count_exchanges(pass)) return;
   Exchange exchange{.plan = plan_hash_, .step = e, .sends = {}, .receives = {}};
   const Step now = schedule_.exchange(e), then = forecast_.returning(pass, e);
@@ -86,13 +131,13 @@ void Executor::post(Pass pass, std::int64_t e, const RankMemory& memory, const K
   recorder_.time("post", e, moved, [&] { transport_.post(exchange); });
 }
 
-void Executor::wait(std::int64_t e) const {
+void StreamingExecutor::wait(std::int64_t e) const {
   recorder_.time("wait", e, 0, [&] { transport_.wait(); });
 }
 
 // Gradients for `peer`. They lie in their slot in the order in which the keys arrived.
-void Executor::add_gradients(const Step& then, int peer, const std::byte* data,
-                             std::vector<StridedBlock>& blocks) const {
+void StreamingExecutor::add_gradients(const Step& then, int peer, const std::byte* data,
+                                      std::vector<StridedBlock>& blocks) const {
   for (const Message& receive : then.receives)
     for (const Message& message : then.returns) {
       if (message.parcels != receive.parcels) continue;
@@ -103,8 +148,8 @@ void Executor::add_gradients(const Step& then, int peer, const std::byte* data,
 }
 
 // This rank's own keys, or those that the exchange before has brought and that go on.
-void Executor::add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory,
-                        const Keys& own, std::vector<StridedBlock>& blocks) const {
+void StreamingExecutor::add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory,
+                                 const Keys& own, std::vector<StridedBlock>& blocks) const {
   if (list.empty()) return;
   if (list.front().owner == transport_.rank()) {
     for (const Parcel& parcel : list) parcels_.add_blocks(parcel, own.k, own.v, blocks);
@@ -121,7 +166,7 @@ void Executor::add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& li
 }
 
 // Gradients of this rank's keys that exchange e brought home.
-void Executor::add_home(std::int64_t e, const RankMemory& memory) const {
+void StreamingExecutor::add_home(std::int64_t e, const RankMemory& memory) const {
   std::byte* data = memory.slot(e);
   for (const Arrival& arrival : forecast_.arrivals(Pass::backward, e)) {
     for (const Parcel& parcel : arrival.home) {
@@ -136,7 +181,7 @@ void Executor::add_home(std::int64_t e, const RankMemory& memory) const {
 
 // ---- the two loops
 
-void Executor::forward(ForwardArgs args) const {
+void StreamingExecutor::forward(ForwardArgs args) const {
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_forward(carver, args.out);
   const Keys own{args.k, args.v};
@@ -156,7 +201,7 @@ void Executor::forward(ForwardArgs args) const {
   }
 }
 
-void Executor::backward(BackwardArgs args) const {
+void StreamingExecutor::backward(BackwardArgs args) const {
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_backward(carver, args);
   const Keys own{args.k, args.v};
@@ -177,6 +222,13 @@ void Executor::backward(BackwardArgs args) const {
   kernels_.round(memory.dq, args.dq);
   kernels_.round(memory.dk, args.dk);
   kernels_.round(memory.dv, args.dv);
+}
+
+}  // namespace
+
+std::unique_ptr<Executor> make_streaming_executor(const Problem& problem, const Plan& plan, const Sharding& sharding,
+                                                  Transport& transport, const RankOptions& options) {
+  return std::make_unique<StreamingExecutor>(problem, plan, sharding, transport, options);
 }
 
 }  // namespace annulus
