@@ -28,9 +28,6 @@ Sharding checked_sharding(const Sharding& given, const Problem& problem, const T
     throw InvalidArgument("the sharding must have as many ranks as the transport; got " +
                           std::to_string(sharding.ranks) + " and " + std::to_string(transport.size()) +
                           ": give the same number");
-  if (problem.pattern.gradient == Gradient::detached && sharding.ranks > 1)
-    throw Unsupported("the detached gradient needs one rank; got " + std::to_string(sharding.ranks) +
-                      ": use the exact gradient");
   return sharding;
 }
 

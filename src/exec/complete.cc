@@ -74,7 +74,7 @@ class CompleteExecutor final : public Executor {
     const TensorView dv = rounds ? memory.dv : args.dv;
 
     const KeySource all = gathered_keys(memory);
-    recorder_.time("attend", 0, 0, [&] { kernels_->backward(args, {{&all, 1}, true, dq}); });
+    recorder_.time("attend", 0, 0, [&] { kernels_->backward(args, {.sources = {&all, 1}, .dq = dq}); });
 
     BackwardArgs range_args = args;
     range_args.q = memory.q;
@@ -90,7 +90,10 @@ class CompleteExecutor final : public Executor {
                      {part_of(args.k, rows), part_of(args.v, rows), part_of(dk, rows), part_of(dv, rows)}});
       first += piece.count;
     }
-    recorder_.time("attend", 1, 0, [&] { range_kernels_->backward(range_args, {own, true, {}}); });
+    recorder_.time("attend", 1, 0, [&] {
+      range_kernels_->backward(range_args, {.sources = {&all, 1}, .dq = {}});  // Delta alone
+      range_kernels_->backward(range_args, {.sources = own, .first = false, .dq = {}});
+    });
     if (!rounds) return;
     kernels_->round(dq, args.dq);
     kernels_->round(dk, args.dk);

@@ -12,7 +12,18 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
       ranks_(sharding.ranks),
       schedule_(problem, sharding, options.strategy, rank, options.slot_bytes),
       parcels_(problem, schedule_.pieces()),
-      kernels_(make_cpu_kernels(problem, plan, options.device, {schedule_.pieces(), sharding.ranks > 1})) {}
+      kernels_(make_cpu_kernels(problem, plan, options.device, {schedule_.pieces(), sharding.ranks > 1})) {
+  if (problem.pattern.gradient != Gradient::detached || sharding.ranks == 1) return;
+  for (const Branch& branch : problem.pattern.branches) {
+    auto alone = std::make_unique<Alone>();
+    alone->problem = problem;
+    alone->problem.pattern.branches = {branch};
+    alone->problem.pattern.gradient = Gradient::exact;
+    alone->plan = make_plan(alone->problem);
+    alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, options);
+    alone_.push_back(std::move(alone));
+  }
+}
 
 TensorView Forecast::sums(float* data, std::int64_t heads) const {
   return {data, DType::fp32, {problem_.batch, rows(), heads, problem_.head_dim}};
@@ -43,6 +54,8 @@ RankTraffic Forecast::traffic(Pass pass) const {
   for (const std::int64_t bytes : sent_to(pass)) traffic.sent_bytes += bytes;
   for (std::int64_t e = 1; e <= count_exchanges(pass); ++e)
     for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(arrival);
+  if (pass == Pass::backward)
+    for (const auto& branch : alone_) traffic.received_bytes += branch->forecast->traffic(Pass::forward).received_bytes;
   return traffic;
 }
 
@@ -54,6 +67,11 @@ std::vector<std::int64_t> Forecast::sent_to(Pass pass) const {
     for (const Message& message : returning(pass, e).returns)
       result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, DType::fp32);
   }
+  if (pass == Pass::backward)
+    for (const auto& branch : alone_) {
+      const std::vector<std::int64_t> more = branch->forecast->sent_to(Pass::forward);
+      for (std::size_t peer = 0; peer < more.size(); ++peer) result[peer] += more[peer];
+    }
   return result;
 }
 
@@ -102,6 +120,10 @@ RankMemory Forecast::carve_backward(Carver& carver, const BackwardArgs& args) co
   memory.dq = sums_for(args.dq, problem_.heads);
   memory.dk = sums_for(args.dk, problem_.kv_heads);
   memory.dv = sums_for(args.dv, problem_.kv_heads);
+  std::int64_t branch = 0;
+  for (const auto& alone : alone_) branch = std::max(branch, total_bytes(alone->forecast->workspace(Pass::forward)));
+  auto* start = carver.take<std::byte>("branch", branch);
+  if (!carver.measuring()) memory.branch = {start, static_cast<std::size_t>(branch)};
   return memory;
 }
 

@@ -30,6 +30,7 @@ struct RankMemory {
   std::array<std::byte*, 2> slots{};      // exchange e arrives in slot e % 2
   std::array<std::byte*, 2> gradients{};  // of the keys in that slot
   TensorView dq, dk, dv;                  // fp32 sums; the results themselves where those are fp32
+  std::span<std::byte> branch;            // for one branch alone, with the detached gradient
 
   std::byte* slot(std::int64_t e) const { return slots[static_cast<std::size_t>(e % 2)]; }
   std::byte* gradient_slot(std::int64_t e) const { return gradients[static_cast<std::size_t>(e % 2)]; }
@@ -53,6 +54,14 @@ class Forecast {
   std::vector<Arrival> arrivals(Pass pass, std::int64_t e) const;
   std::int64_t bytes(const Arrival& arrival) const;
 
+  // The detached gradient on several ranks: each branch goes round once more, alone, before backward.
+  struct Alone {
+    Problem problem;
+    Plan plan;
+    std::unique_ptr<Forecast> forecast;
+  };
+  const std::vector<std::unique_ptr<Alone>>& alone() const { return alone_; }
+
   RankTraffic traffic(Pass pass) const;
   // Bytes sent to each rank.
   std::vector<std::int64_t> sent_to(Pass pass) const;
@@ -72,6 +81,7 @@ class Forecast {
   Schedule schedule_;
   ParcelMemory parcels_;
   std::unique_ptr<Kernels> kernels_;
+  std::vector<std::unique_ptr<Alone>> alone_;
 };
 
 }  // namespace annulus

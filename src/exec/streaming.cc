@@ -41,9 +41,13 @@ class StreamingExecutor final : public Executor {
                 std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
+  bool is_detached() const { return !branches_.empty(); }
+  void make_deltas(const BackwardArgs& args, const RankMemory& memory) const;
+
   const Problem& problem_;
   Transport& transport_;
   Forecast forecast_;
+  std::vector<std::unique_ptr<StreamingExecutor>> branches_;  // each alone, for the detached gradient
   const Schedule& schedule_;
   const ParcelMemory& parcels_;
   Kernels& kernels_;
@@ -61,6 +65,8 @@ StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, c
       parcels_(forecast_.parcels()),
       kernels_(forecast_.kernels()),
       recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
+  for (const auto& alone : forecast_.alone())
+    branches_.push_back(std::make_unique<StreamingExecutor>(alone->problem, alone->plan, sharding, transport, options));
   plan_hash_ = agree(transport, describe(problem, sharding, options.strategy, options.slot_bytes));
   kernels_.poll = [this] { transport_.poll(); };
 }
@@ -201,14 +207,25 @@ void StreamingExecutor::forward(ForwardArgs args) const {
   }
 }
 
+// Eq. 8 needs every branch's own output, which nobody kept: each branch goes round once more, alone. The outputs find
+// room in dq, which is yet to be made.
+void StreamingExecutor::make_deltas(const BackwardArgs& args, const RankMemory& memory) const {
+  for (std::size_t i = 0; i < branches_.size(); ++i) {
+    branches_[i]->forward(
+        {.q = args.q, .k = args.k, .v = args.v, .out = memory.dq, .lse = {}, .workspace = memory.branch});
+    kernels_.delta(args, static_cast<int>(i), memory.dq);
+  }
+}
+
 void StreamingExecutor::backward(BackwardArgs args) const {
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_backward(carver, args);
   const Keys own{args.k, args.v};
   args.workspace = memory.kernels;
   const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources) {
-    recorder_.time("attend", e, 0, [&] { kernels_.backward(args, {sources, e == 0, memory.dq}); });
+    recorder_.time("attend", e, 0, [&] { kernels_.backward(args, {sources, e == 0, is_detached(), memory.dq}); });
   };
+  if (is_detached()) make_deltas(args, memory);
   post(Pass::backward, 1, memory, own);
   attend(0, own_sources({args.k, args.v, memory.dk, memory.dv}));
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::backward); ++e) {

@@ -38,7 +38,8 @@ struct ForwardStep {
 
 struct BackwardStep {
   std::span<const KeySource> sources;  // their dk and dv are set, not added to; without data: not wanted
-  bool first = true;                   // Delta is made, dq starts at 0
+  bool first = true;                   // dq starts at 0, Delta is made of the sources unless it is there
+  bool has_delta = false;              // by Kernels::delta
   TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
 
@@ -54,6 +55,8 @@ class Kernels {
   // Arguments have been checked; the workspace is there, and is left alone between two steps of a pass.
   virtual void forward(const ForwardArgs& args, const ForwardStep& step) const = 0;
   virtual void backward(const BackwardArgs& args, const BackwardStep& step) const = 0;
+  // Delta of one branch for the detached gradient (eq. 8), from the branch's own output in fp32; into the workspace.
+  virtual void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const = 0;
 
   // For fp32 sums of the same shape: target += source, and target = source, rounded.
   virtual void add(const ConstTensorView& source, const TensorView& target) const = 0;

@@ -53,8 +53,7 @@ std::string faults(const Problem& problem, const Inputs& inputs, const Sharding&
 }
 
 RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {
-  Problem problem = support::draw_problem(60, 20);
-  problem.pattern.gradient = Gradient::exact;
+  const Problem problem = support::draw_problem(60, 20);
   const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
   const Sharding sharding = support::draw_sharding(problem.tokens, 8);
   RankOptions options;
@@ -120,8 +119,7 @@ std::vector<std::uint64_t> bits_of(const reference::Result& result) {
 }
 
 RC_GTEST_PROP(RankAttentionProperty, ReproducibleBitsAreThoseOfOneRank, ()) {
-  Problem problem = support::draw_problem(60, 20);
-  problem.pattern.gradient = Gradient::exact;
+  const Problem problem = support::draw_problem(60, 20);
   const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
   const Sharding sharding = support::draw_sharding(problem.tokens, 8);
   const RankOptions options{.reproducible = true};

@@ -8,16 +8,19 @@ namespace {
 
 using Phase = void (*)(const Context&, const PhaseArgs&, Carver&);
 
-// Eq. 7: the whole output is at hand.
-void exact_delta(const Context& context, const PhaseArgs& phase, Carver& carver) {
-  if (carver.measuring()) return;
+void dot_with_dout(const Context& context, const BackwardArgs& args, const ConstTensorView& out, float* deltas) {
   const Blocks blocks(context, context.problem.heads);
   ThreadPool::shared().run(blocks.count(), context.threads, [&](std::int64_t index, int) {
     const Block block = blocks[index];
-    context.tiles.dot_rows(source_rows(phase.args.dout, block.batch, block.head, block.memory()),
-                           source_rows(phase.args.out, block.batch, block.head, block.memory()),
-                           phase.deltas.data + context.row_index(block.batch, block.head, block.first_row));
+    context.tiles.dot_rows(source_rows(args.dout, block.batch, block.head, block.memory()),
+                           source_rows(out, block.batch, block.head, block.memory()),
+                           deltas + context.row_index(block.batch, block.head, block.first_row));
   });
+}
+
+// Eq. 7: the whole output is at hand.
+void exact_delta(const Context& context, const PhaseArgs& phase, Carver& carver) {
+  if (!carver.measuring()) dot_with_dout(context, phase.args, phase.args.out, phase.deltas.data);
 }
 
 struct Phases {
@@ -39,17 +42,21 @@ std::int64_t tile_bytes(const Context& context, Phase phase) {
   return carver.used_bytes();
 }
 
+Deltas carve_deltas(const Context& context, std::int64_t count, Carver& carver) {
+  const std::int64_t rows = context.problem.batch * context.problem.heads * context.rows();
+  return {carver.take<float>("delta", rows * count), count > 1 ? rows : 0};
+}
+
 // Runs the phases one after the other in the same tiles, or measures when the carver has no memory. Delta is made once
 // and stays for the steps that follow.
 void walk(const Context& context, const BackwardArgs& args, const BackwardStep& step, Carver& carver) {
   const Phases phases = choose(context);
-  const std::int64_t rows = context.problem.batch * context.problem.heads * context.rows();
-  const Deltas deltas{carver.take<float>("delta", rows * phases.deltas), phases.deltas > 1 ? rows : 0};
+  const Deltas deltas = carve_deltas(context, phases.deltas, carver);
   auto* tiles =
       carver.take<std::byte>("tiles", std::max(tile_bytes(context, phases.first), tile_bytes(context, phases.second)));
   if (carver.measuring()) return;
   for (const Phase phase : {phases.first, phases.second}) {
-    if (phase == phases.first && !step.first) continue;
+    if (phase == phases.first && (!step.first || step.has_delta)) continue;
     Carver phase_carver(tiles);
     phase(context, {args, step, deltas}, phase_carver);
   }
@@ -93,6 +100,11 @@ std::vector<MemoryComponent> backward_workspace(const Context& context) {
 void backward(const Context& context, const BackwardArgs& args, const BackwardStep& step) {
   Carver carver(args.workspace.data());
   walk(context, args, step, carver);
+}
+
+void delta(const Context& context, const BackwardArgs& args, int branch, const ConstTensorView& out) {
+  Carver carver(args.workspace.data());
+  dot_with_dout(context, args, out, carve_deltas(context, choose(context).deltas, carver).of_branch(branch));
 }
 
 }  // namespace annulus::cpu

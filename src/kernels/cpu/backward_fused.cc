@@ -273,7 +273,7 @@ void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carv
   };
   for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch)
     for (const KeySource& source : phase.step.sources) {
-      if (!source.serves(branch)) continue;
+      if (!source.serves(branch) || (phase.step.dq.data == nullptr && source.tensors.dk.data == nullptr)) continue;
       std::int64_t first_row = 0;
       for (const Rows& piece : context.shard.pieces) {
         run_meeting({branch, piece, first_row, &source,

@@ -40,6 +40,9 @@ class CpuKernels : public Kernels {
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {
     cpu::backward(context_, args, step);
   }
+  void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const override {
+    cpu::delta(context_, args, branch, out);
+  }
   void add(const ConstTensorView& source, const TensorView& target) const override {
     for_each_strip(target, [&](std::int64_t batch, std::int64_t head, const Rows& rows) {
       for (std::int64_t i = 0; i < rows.count; ++i) {
