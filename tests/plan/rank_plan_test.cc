@@ -179,5 +179,36 @@ TEST(RankPlan, NamesRoundTrip) {
   EXPECT_THROW(parse_strategy("teleport"), InvalidArgument);
 }
 
+std::size_t size_of_plan(const RankPlan& plan) {
+  std::size_t bytes = plan.steps.size() * sizeof(Step);
+  for (const Step& step : plan.steps)
+    for (const auto* messages : {&step.sends, &step.receives, &step.returns, &step.homecomings})
+      for (const Message& message : *messages) bytes += sizeof(Message) + message.parcels.size() * sizeof(Parcel);
+  return bytes;
+}
+
+// A billion tokens on 1,024 ranks, the longest segment over all of them: the plan of a rank stays small, however long
+// the sequence is. (How long planning takes is for the benchmark to say.)
+TEST(RankPlan, SizeDoesNotGrowWithTokens) {
+  for (const bool causal : {false, true})
+    for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {
+      std::vector<std::size_t> sizes;
+      for (const std::int64_t tokens : {std::int64_t{1} << 24, std::int64_t{1} << 30}) {
+        Problem problem;
+        problem.tokens = tokens;
+        problem.heads = problem.kv_heads = 16;
+        problem.head_dim = 64;
+        problem.causal = causal;
+        problem.pattern =
+            make_pattern(Preset::longnet, {2048, 32768, 1 << 20, 1 << 25, tokens}, {1, 4, 16, 64, 256}, 16);
+        problem = resolve(problem);
+        const Sharding sharding = resolve({.ranks = 1024}, tokens);
+        sizes.push_back(size_of_plan(make_rank_plan(problem, sharding, strategy, 700)));
+      }
+      EXPECT_LT(sizes[1], std::size_t{1} << 20) << name(strategy);
+      EXPECT_LE(sizes[1], sizes[0] + sizes[0] / 2) << name(strategy);
+    }
+}
+
 }  // namespace
 }  // namespace annulus

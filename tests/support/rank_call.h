@@ -53,12 +53,6 @@ class ShardOfVector {
   std::int64_t tokens_;
 };
 
-struct RankResult {
-  reference::Result result;
-  std::vector<RankTraffic> planned, counted;  // of each rank, both passes together
-  std::string fault;                          // what a rank did to memory that it should not have
-};
-
 inline std::vector<std::int64_t> positions_of(const Sharding& sharding, std::int64_t tokens, int rank) {
   std::vector<std::int64_t> positions;
   for (const Rows& piece : pieces_of(sharding, tokens, rank))
@@ -66,70 +60,104 @@ inline std::vector<std::int64_t> positions_of(const Sharding& sharding, std::int
   return positions;
 }
 
-// Forward and backward of a resolved problem. Throws what the first rank threw that did.
-inline RankResult compute_on_ranks(const Problem& problem, const reference::Inputs& inputs, const Sharding& given,
-                                   const RankOptions& options, const Way& way = {}) {
-  const Sharding sharding = resolve(given, problem.tokens);
-  const auto ranks = static_cast<std::size_t>(sharding.ranks);
-  const std::int64_t q_row = problem.heads * problem.head_dim, k_row = problem.kv_heads * problem.head_dim;
-  RankResult all;
-  all.planned.resize(ranks);
-  all.counted.resize(ranks);
-  const auto tokens = static_cast<std::size_t>(problem.batch * problem.tokens);
-  for (std::vector<double>* tensor : {&all.result.out, &all.result.dq})
-    tensor->resize(tokens * static_cast<std::size_t>(q_row));
-  for (std::vector<double>* tensor : {&all.result.dk, &all.result.dv})
-    tensor->resize(tokens * static_cast<std::size_t>(k_row));
-  all.result.lse.resize(tokens * static_cast<std::size_t>(problem.heads));
+// What one rank computed, and what it moved in both passes together.
+struct ShardResult {
+  reference::Result result;  // of its own rows
+  RankTraffic planned, counted;
+  std::string fault;  // what it did to memory that it should not have
+};
 
-  auto transports = make_thread_group(sharding.ranks);
-  std::vector<std::exception_ptr> errors(ranks);
-  std::vector<std::string> faults(ranks);
-  const auto run_rank = [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    Transport& transport = *transports[r];
-    RankOptions rank_options = options;
-    rank_options.device = way.options;
-    const RankAttention attention(problem, sharding, transport, rank_options);
-    const ShardOfVector shard(positions_of(sharding, problem.tokens, rank), problem.batch, problem.tokens);
-    Problem local = problem;
-    local.tokens = attention.rows();
-    local.documents = {0, local.tokens};
-    Call call(local,
-              {.q = shard.take(inputs.q, q_row),
-               .k = shard.take(inputs.k, k_row),
-               .v = shard.take(inputs.v, k_row),
-               .dout = shard.take(inputs.dout, q_row)},
-              way);
-    call.forward(attention);
-    call.backward(attention);
-    faults[r] = call.fault();
-    const reference::Result result = call.result();
-    shard.put(result.out, q_row, all.result.out);
-    shard.put(result.dq, q_row, all.result.dq);
-    shard.put(result.dk, k_row, all.result.dk);
-    shard.put(result.dv, k_row, all.result.dv);
-    shard.of_lse(problem.heads).put(result.lse, 1, all.result.lse);
-    for (const Pass pass : {Pass::forward, Pass::backward}) {
-      all.planned[r].sent_bytes += attention.traffic(pass).sent_bytes;
-      all.planned[r].received_bytes += attention.traffic(pass).received_bytes;
-    }
-    all.counted[r] = {transport.sent_bytes(), transport.received_bytes()};
+inline ShardResult compute_shard(const Problem& problem, const reference::Inputs& inputs, const Sharding& sharding,
+                                 Transport& transport, RankOptions options, const Way& way) {
+  const std::int64_t q_row = problem.heads * problem.head_dim, k_row = problem.kv_heads * problem.head_dim;
+  options.device = way.options;
+  const RankAttention attention(problem, sharding, transport, options);
+  const ShardOfVector shard(attention.positions(), problem.batch, problem.tokens);
+  Problem local = problem;
+  local.tokens = attention.rows();
+  local.documents = {0, local.tokens};
+  Call call(local,
+            {.q = shard.take(inputs.q, q_row),
+             .k = shard.take(inputs.k, k_row),
+             .v = shard.take(inputs.v, k_row),
+             .dout = shard.take(inputs.dout, q_row)},
+            way);
+  call.forward(attention);
+  call.backward(attention);
+  ShardResult result{call.result(), {}, {transport.sent_bytes(), transport.received_bytes()}, call.fault()};
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const RankTraffic traffic = attention.traffic(pass);
+    result.planned.sent_bytes += traffic.sent_bytes;
+    result.planned.received_bytes += traffic.received_bytes;
+  }
+  return result;
+}
+
+// The whole from the results of all ranks.
+inline reference::Result assemble(const Problem& problem, const Sharding& sharding,
+                                  const std::vector<reference::Result>& parts) {
+  const std::int64_t q_row = problem.heads * problem.head_dim, k_row = problem.kv_heads * problem.head_dim;
+  const auto sized = [&](std::int64_t row) {
+    return std::vector<double>(static_cast<std::size_t>(problem.batch * problem.tokens * row));
   };
+  reference::Result whole{
+      .out = sized(q_row), .lse = sized(problem.heads), .dq = sized(q_row), .dk = sized(k_row), .dv = sized(k_row)};
+  for (int rank = 0; rank < sharding.ranks; ++rank) {
+    const ShardOfVector shard(positions_of(sharding, problem.tokens, rank), problem.batch, problem.tokens);
+    const reference::Result& part = parts[static_cast<std::size_t>(rank)];
+    shard.put(part.out, q_row, whole.out);
+    shard.put(part.dq, q_row, whole.dq);
+    shard.put(part.dk, k_row, whole.dk);
+    shard.put(part.dv, k_row, whole.dv);
+    shard.of_lse(problem.heads).put(part.lse, 1, whole.lse);
+  }
+  return whole;
+}
+
+// Runs f(rank) in a thread for each rank. Returns what each threw.
+template <class F>
+std::vector<std::exception_ptr> run_ranks(int ranks, F f) {
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < sharding.ranks; ++rank)
+  for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        run_rank(rank);
+        f(rank);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }
     });
   for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+struct RankResult {
+  reference::Result result;
+  std::vector<RankTraffic> planned, counted;  // of each rank
+  std::string fault;
+};
+
+// Forward and backward of a resolved problem, on threads. Throws what the first rank threw that did.
+inline RankResult compute_on_ranks(const Problem& problem, const reference::Inputs& inputs, const Sharding& given,
+                                   const RankOptions& options, const Way& way = {}) {
+  const Sharding sharding = resolve(given, problem.tokens);
+  auto transports = make_thread_group(sharding.ranks);
+  std::vector<ShardResult> shards(static_cast<std::size_t>(sharding.ranks));
+  const auto errors = run_ranks(sharding.ranks, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    shards[r] = compute_shard(problem, inputs, sharding, *transports[r], options, way);
+  });
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
-  for (const std::string& fault : faults)
-    if (!fault.empty()) all.fault = fault;
+  RankResult all;
+  std::vector<reference::Result> parts;
+  for (const ShardResult& shard : shards) {
+    parts.push_back(shard.result);
+    all.planned.push_back(shard.planned);
+    all.counted.push_back(shard.counted);
+    if (!shard.fault.empty()) all.fault = shard.fault;
+  }
+  all.result = assemble(problem, sharding, parts);
   return all;
 }
 
