@@ -22,7 +22,7 @@ class QueryBlock {
   // Takes every group of the task that has queries in the block and keys in the sources, if the block's head takes
   // part.
   void attend(const Task& task, const ConstTensorView& q, std::span<const KeySource> sources);
-  // The zero keys of eq. 9, once for each task.
+  // The zero keys that torchscale pads with (docs/semantics.md, section 5), once for each task.
   void add_padding(const Task& task);
 
   void fetch();                            // if it has not happened yet
