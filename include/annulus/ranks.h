@@ -44,6 +44,7 @@ struct Sharding {
 enum class Strategy {
   automatic,  // "auto": the one that the cost model finds fastest
   exchange,   // only the rows that a rank's queries can see, straight from their owner
+  reshard,    // a segment over several ranks is dealt out by class, and each class made whole on one of them
   ring,       // every block of keys hops past every rank that needs it or has to pass it on
   gather,     // everything at once: the collective baseline, O(N) memory
 };
@@ -54,6 +55,8 @@ Strategy parse_strategy(std::string_view text);  // throws InvalidArgument
 struct RankOptions {
   Options device = {};
   Strategy strategy = Strategy::automatic;
+  // One a branch: reshard for some, one other strategy for the rest. Empty: `strategy` for all.
+  std::vector<Strategy> branches = {};
   std::int64_t slot_bytes = std::int64_t{32} << 20;  // what arrives at once is cut to about this, except by gather
   bool reproducible = false;     // the same bits for every number of ranks and layout; needs memory for whole segments
   Recorder* recorder = nullptr;  // may be null

@@ -35,9 +35,7 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
-  if (options.strategy == Strategy::automatic)
-    options.strategy = choose_strategy(problem, sharding, Strategy::automatic).strategy;
-  return options;
+  return with_strategies(options, problem, sharding);
 }
 
 }  // namespace

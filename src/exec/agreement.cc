@@ -34,17 +34,19 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-std::string describe(const Problem& problem, const Sharding& sharding, Strategy strategy, std::int64_t slot_bytes) {
+std::string describe(const Problem& problem, const Sharding& sharding, const RankOptions& options) {
   std::ostringstream text;
   text << std::setprecision(17);
   text << "version = " << version() << "\nranks = " << sharding.ranks << "\nlayout = " << name(sharding.layout)
-       << "\nboundaries = " << list(sharding.boundaries) << "\nstrategy = " << name(strategy)
-       << "\nslot_bytes = " << slot_bytes << "\nbatch = " << problem.batch << "\ntokens = " << problem.tokens
+       << "\nboundaries = " << list(sharding.boundaries) << "\nstrategy = " << name(options.strategy)
+       << "\nslot_bytes = " << options.slot_bytes << "\nbatch = " << problem.batch << "\ntokens = " << problem.tokens
        << "\nheads = " << problem.heads << "\nkv_heads = " << problem.kv_heads << "\nhead_dim = " << problem.head_dim
        << "\ndtype = " << name(problem.dtype) << "\ncausal = " << problem.causal << "\nscale = " << *problem.scale
        << "\ndocuments = " << list(problem.documents) << "\nphase = " << name(problem.pattern.phase)
        << "\ngradient = " << name(problem.pattern.gradient) << "\noutput_scale = " << problem.pattern.output_scale
        << "\npad_like_torchscale = " << problem.pattern.pad_like_torchscale << "\n";
+  text << "reproducible = " << options.reproducible << "\n";
+  for (const Strategy strategy : options.branches) text << "branch strategy = " << name(strategy) << "\n";
   for (const Branch& branch : problem.pattern.branches)
     text << "branch = segment " << branch.segment << ", dilation " << branch.dilation << ", heads " << branch.first_head
          << " + " << branch.head_count << ", classes " << list(branch.classes) << "\n";

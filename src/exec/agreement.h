@@ -10,7 +10,7 @@
 namespace annulus {
 
 // Everything that all ranks must have in common, one "name = value" a line.
-std::string describe(const Problem& problem, const Sharding& sharding, Strategy strategy, std::int64_t slot_bytes);
+std::string describe(const Problem& problem, const Sharding& sharding, const RankOptions& options);
 
 // A collective. Throws TransportError on all ranks if one of them has another text, and says who and what. Returns a
 // hash of the text: the name of the plan in messages.

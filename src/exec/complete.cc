@@ -44,7 +44,7 @@ class CompleteExecutor final : public Executor {
         kernels_(make_cpu_kernels(problem, plan, options.device, {pieces_, true})),
         range_kernels_(make_cpu_kernels(problem, plan, options.device, {{range_}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
-    plan_hash_ = agree(transport, describe(problem, sharding, options.strategy, 0) + "reproducible = 1\n");
+    plan_hash_ = agree(transport, describe(problem, sharding, options));
     kernels_->poll = range_kernels_->poll = [this] { transport_.poll(); };
   }
 

@@ -6,13 +6,36 @@
 
 namespace annulus {
 
+namespace {
+
+std::vector<bool> resharded(const std::vector<Strategy>& branches) {
+  std::vector<bool> result;
+  for (const Strategy strategy : branches) result.push_back(strategy == Strategy::reshard);
+  return result;
+}
+
+// What is dealt out does not travel as keys: to the planners these branches have no heads.
+Problem travelling(Problem problem, const std::vector<Strategy>& branches) {
+  for (std::size_t i = 0; i < branches.size(); ++i)
+    if (branches[i] == Strategy::reshard) {
+      problem.pattern.branches[i].head_count = 0;
+      problem.pattern.branches[i].classes.clear();
+    }
+  return problem;
+}
+
+}  // namespace
+
 Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank,
                    const RankOptions& options)
     : problem_(problem),
       ranks_(sharding.ranks),
-      schedule_(problem, sharding, options.strategy, rank, options.slot_bytes),
+      dealt_out_(shared_segments_of(problem, sharding, resharded(options.branches), rank)),
+      plan_(without(plan, dealt_out_)),
+      schedule_(travelling(problem, options.branches), sharding, options.strategy, rank, options.slot_bytes),
       parcels_(problem, schedule_.pieces()),
-      kernels_(make_cpu_kernels(problem, plan, options.device, {schedule_.pieces(), sharding.ranks > 1})) {
+      resharding_(problem, sharding, parcels_, units_of(problem, dealt_out_), rank, options.device),
+      kernels_(make_cpu_kernels(problem, plan_, options.device, {schedule_.pieces(), sharding.ranks > 1})) {
   if (problem.pattern.gradient != Gradient::detached || sharding.ranks == 1) return;
   for (const Branch& branch : problem.pattern.branches) {
     auto alone = std::make_unique<Alone>();
@@ -20,7 +43,9 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
     alone->problem.pattern.branches = {branch};
     alone->problem.pattern.gradient = Gradient::exact;
     alone->plan = make_plan(alone->problem);
-    alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, options);
+    RankOptions alone_options = options;
+    alone_options.branches = {options.strategy};
+    alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, alone_options);
     alone_.push_back(std::move(alone));
   }
 }
@@ -54,6 +79,7 @@ RankTraffic Forecast::traffic(Pass pass) const {
   for (const std::int64_t bytes : sent_to(pass)) traffic.sent_bytes += bytes;
   for (std::int64_t e = 1; e <= count_exchanges(pass); ++e)
     for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(arrival);
+  traffic.received_bytes += resharding_.received_bytes(pass);
   if (pass == Pass::backward)
     for (const auto& branch : alone_) traffic.received_bytes += branch->forecast->traffic(Pass::forward).received_bytes;
   return traffic;
@@ -67,6 +93,8 @@ std::vector<std::int64_t> Forecast::sent_to(Pass pass) const {
     for (const Message& message : returning(pass, e).returns)
       result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, DType::fp32);
   }
+  const std::vector<std::int64_t> dealt = resharding_.sent_to(pass);
+  for (std::size_t peer = 0; peer < dealt.size(); ++peer) result[peer] += dealt[peer];
   if (pass == Pass::backward)
     for (const auto& branch : alone_) {
       const std::vector<std::int64_t> more = branch->forecast->sent_to(Pass::forward);
@@ -95,6 +123,7 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
     gradient_slot = std::max(gradient_slot, gradients);
   }
   for (std::byte*& start : memory.slots) start = carver.take<std::byte>("slots", slot);
+  memory.reshard = resharding_.carve(pass, carver);
   if (pass == Pass::backward)
     for (std::byte*& start : memory.gradients) start = carver.take<std::byte>("gradient slots", gradient_slot);
   return memory;
@@ -102,7 +131,7 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
 
 RankMemory Forecast::carve_forward(Carver& carver, const TensorView& out) const {
   RankMemory memory = carve_slots(Pass::forward, carver);
-  if (schedule_.last_receive() == 0) return memory;
+  if (!keeps_states()) return memory;
   const std::int64_t row_count = problem_.batch * problem_.heads * rows();
   memory.states.maximum = carver.take<float>("states", row_count);
   memory.states.sum = carver.take<float>("states", row_count);

@@ -9,6 +9,7 @@
 
 #include "annulus/ranks.h"
 #include "exec/parcels_in_memory.h"
+#include "exec/resharding.h"
 #include "exec/schedule.h"
 #include "kernels/kernels.h"
 #include "kernels/workspace.h"
@@ -31,6 +32,7 @@ struct RankMemory {
   std::array<std::byte*, 2> gradients{};  // of the keys in that slot
   TensorView dq, dk, dv;                  // fp32 sums; the results themselves where those are fp32
   std::span<std::byte> branch;            // for one branch alone, with the detached gradient
+  Resharding::Memory reshard;
 
   std::byte* slot(std::int64_t e) const { return slots[static_cast<std::size_t>(e % 2)]; }
   std::byte* gradient_slot(std::int64_t e) const { return gradients[static_cast<std::size_t>(e % 2)]; }
@@ -38,13 +40,16 @@ struct RankMemory {
 
 class Forecast {
  public:
-  // Takes a resolved problem and a resolved sharding, which must outlive it, as the plan must; no automatic strategy.
+  // Takes a resolved problem and a resolved sharding, which must outlive it; no automatic strategy, one a branch.
   Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank, const RankOptions& options);
 
   const std::vector<Rows>& pieces() const { return schedule_.pieces(); }
   std::int64_t rows() const { return count_rows(pieces()); }
   const Schedule& schedule() const { return schedule_; }
   const ParcelMemory& parcels() const { return parcels_; }
+  const Resharding& resharding() const { return resharding_; }
+  // Whether states wait in memory: for keys that arrive, or for results that come home.
+  bool keeps_states() const { return schedule_.last_receive() > 0 || !resharding_.empty(); }
   Kernels& kernels() const { return *kernels_; }
 
   std::int64_t count_exchanges(Pass pass) const;
@@ -78,8 +83,11 @@ class Forecast {
 
   const Problem& problem_;
   int ranks_;
+  std::vector<SharedSegment> dealt_out_;  // segments that are not this rank's alone any more
+  Plan plan_;                             // of the others
   Schedule schedule_;
   ParcelMemory parcels_;
+  Resharding resharding_;
   std::unique_ptr<Kernels> kernels_;
   std::vector<std::unique_ptr<Alone>> alone_;
 };

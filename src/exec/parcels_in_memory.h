@@ -52,12 +52,12 @@ class ParcelMemory {
   ParcelReader reader_;
 };
 
-// Some rows of one head, or of all (head < 0), of a tensor.
+// Some rows of one head, or of all (head < 0), of a tensor. One that is not there stays so.
 template <class View>
 View part_of(View view, const Rows& rows, std::int64_t head = -1) {
   const std::int64_t offset = rows.first * view.stride[1] + (head < 0 ? 0 : head * view.stride[2]);
   using Byte = std::conditional_t<std::is_same_v<View, TensorView>, std::byte, const std::byte>;
-  view.data = static_cast<Byte*>(view.data) + offset * size_of(view.dtype);
+  if (view.data != nullptr) view.data = static_cast<Byte*>(view.data) + offset * size_of(view.dtype);
   view.shape[1] = rows.count;
   view.stride[1] *= rows.stride;
   if (head >= 0) view.shape[2] = 1;

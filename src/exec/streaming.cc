@@ -41,6 +41,11 @@ class StreamingExecutor final : public Executor {
                 std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
+  static constexpr std::int64_t kGoOut = -1, kComeHome = 0;  // the exchanges before the first one of the schedule
+  static std::int64_t step_of(std::int64_t e) { return e - kGoOut; }  // transports count from 0
+  void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
+               const std::function<void()>& meanwhile) const;
+
   bool is_detached() const { return !branches_.empty(); }
   void make_deltas(const BackwardArgs& args, const RankMemory& memory) const;
 
@@ -65,9 +70,12 @@ StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, c
       parcels_(forecast_.parcels()),
       kernels_(forecast_.kernels()),
       recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
+  RankOptions alone_options = options;
+  alone_options.branches = {options.strategy};
   for (const auto& alone : forecast_.alone())
-    branches_.push_back(std::make_unique<StreamingExecutor>(alone->problem, alone->plan, sharding, transport, options));
-  plan_hash_ = agree(transport, describe(problem, sharding, options.strategy, options.slot_bytes));
+    branches_.push_back(
+        std::make_unique<StreamingExecutor>(alone->problem, alone->plan, sharding, transport, alone_options));
+  plan_hash_ = agree(transport, describe(problem, sharding, options));
   kernels_.poll = [this] { transport_.poll(); };
 }
 
@@ -118,7 +126,7 @@ std::vector<KeySource> StreamingExecutor::arrived_sources(Pass pass, std::int64_
 
 void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const {
   if (e > forecast_.count_exchanges(pass)) return;
-  Exchange exchange{.plan = plan_hash_, .step = e, .sends = {}, .receives = {}};
+  Exchange exchange{.plan = plan_hash_, .step = step_of(e), .sends = {}, .receives = {}};
   const Step now = schedule_.exchange(e), then = forecast_.returning(pass, e);
   std::int64_t moved = 0;
   for (const int peer : peers_of(now.sends, then.returns)) {
@@ -185,6 +193,26 @@ void StreamingExecutor::add_home(std::int64_t e, const RankMemory& memory) const
   }
 }
 
+// Segments that are dealt out: their rows go out, are computed elsewhere and come home.
+void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
+                                const std::function<void()>& meanwhile) const {
+  const Resharding& resharding = forecast_.resharding();
+  if (resharding.empty()) return meanwhile();
+  const auto move = [&](std::int64_t number, Exchange exchange) {
+    exchange.plan = plan_hash_;
+    exchange.step = step_of(number);
+    if (!exchange.sends.empty() || !exchange.receives.empty())
+      recorder_.time("post", number, 0, [&] { transport_.post(exchange); });
+  };
+  move(kGoOut, resharding.go_out(pass, own, memory.reshard));
+  meanwhile();
+  wait(kGoOut);
+  recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
+  move(kComeHome, resharding.come_home(pass, own, memory.reshard));
+  wait(kComeHome);
+  recorder_.time("merge", kComeHome, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
+}
+
 // ---- the two loops
 
 void StreamingExecutor::forward(ForwardArgs args) const {
@@ -192,18 +220,27 @@ void StreamingExecutor::forward(ForwardArgs args) const {
   const RankMemory memory = forecast_.carve_forward(carver, args.out);
   const Keys own{args.k, args.v};
   args.workspace = memory.kernels;
-  const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources) {
-    recorder_.time("attend", e, 0, [&] {
-      kernels_.forward(args, {sources, e == 0, e == schedule_.last_receive(), memory.states});
-    });
+  const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources, bool first, bool last) {
+    recorder_.time("attend", e, 0, [&] { kernels_.forward(args, {sources, first, last, memory.states}); });
   };
-  post(Pass::forward, 1, memory, own);
-  attend(0, own_sources({args.k, args.v, {}, {}}));
+  const bool more = forecast_.keeps_states();
+  const auto attend_own = [&] { attend(0, own_sources({args.k, args.v, {}, {}}), true, !more); };
+  if (!forecast_.resharding().empty()) {
+    Resharding::Tensors tensors;
+    tensors.q = args.q, tensors.k = args.k, tensors.v = args.v, tensors.states = memory.states;
+    reshard(Pass::forward, tensors, memory, attend_own);
+    post(Pass::forward, 1, memory, own);
+  } else {
+    post(Pass::forward, 1, memory, own);
+    attend_own();
+  }
+  if (more && schedule_.last_receive() == 0) attend(0, {}, false, true);
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::forward); ++e) {
     wait(e);
     post(Pass::forward, e + 1, memory, own);
+    const bool last = e == schedule_.last_receive();
     const std::vector<KeySource> sources = arrived_sources(Pass::forward, e, memory);
-    if (!sources.empty() || e == schedule_.last_receive()) attend(e, sources);
+    if (!sources.empty() || last) attend(e, sources, false, last);
   }
 }
 
@@ -222,12 +259,32 @@ void StreamingExecutor::backward(BackwardArgs args) const {
   const RankMemory memory = forecast_.carve_backward(carver, args);
   const Keys own{args.k, args.v};
   args.workspace = memory.kernels;
-  const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources) {
-    recorder_.time("attend", e, 0, [&] { kernels_.backward(args, {sources, e == 0, is_detached(), memory.dq}); });
-  };
   if (is_detached()) make_deltas(args, memory);
-  post(Pass::backward, 1, memory, own);
-  attend(0, own_sources({args.k, args.v, memory.dk, memory.dv}));
+  // No keys yet: Delta is made, and dq starts at 0. One rank alone has all keys at once.
+  const bool one_rank = transport_.size() == 1;
+  if (!one_rank) kernels_.backward(args, {.sources = {}, .has_delta = is_detached(), .dq = memory.dq});
+  const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources) {
+    recorder_.time("attend", e, 0,
+                   [&] { kernels_.backward(args, {.sources = sources, .first = one_rank, .dq = memory.dq}); });
+  };
+  const auto attend_own = [&] { attend(0, own_sources({args.k, args.v, memory.dk, memory.dv})); };
+  if (!forecast_.resharding().empty()) {
+    const Resharding::Tensors tensors{.q = args.q,
+                                      .k = args.k,
+                                      .v = args.v,
+                                      .dout = args.dout,
+                                      .lse = args.lse.data(),
+                                      .delta = kernels_.delta(args),
+                                      .states = {},
+                                      .dq = memory.dq,
+                                      .dk = memory.dk,
+                                      .dv = memory.dv};
+    reshard(Pass::backward, tensors, memory, attend_own);
+    post(Pass::backward, 1, memory, own);
+  } else {
+    post(Pass::backward, 1, memory, own);
+    attend_own();
+  }
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::backward); ++e) {
     wait(e);
     add_home(e, memory);

@@ -40,6 +40,7 @@ struct BackwardStep {
   std::span<const KeySource> sources;  // their dk and dv are set, not added to; without data: not wanted
   bool first = true;                   // dq starts at 0, Delta is made of the sources unless it is there
   bool has_delta = false;              // by Kernels::delta
+  const float* delta = nullptr;        // [batch, heads, rows], if it is given from outside
   TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
 
@@ -57,6 +58,14 @@ class Kernels {
   virtual void backward(const BackwardArgs& args, const BackwardStep& step) const = 0;
   // Delta of one branch for the detached gradient (eq. 8), from the branch's own output in fp32; into the workspace.
   virtual void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const = 0;
+
+  // Delta as the first step of backward left it in the workspace: [batch, heads, rows]. The exact gradient alone.
+  virtual const float* delta(const BackwardArgs& args) const = 0;
+
+  // Takes a partial result of one head into the states of some rows: fp32 values [batch, rows, 1, head_dim] and their
+  // lse [batch, rows, 1, 1].
+  virtual void merge(const ConstTensorView& out, const ConstTensorView& lse, const SoftmaxStates& states,
+                     std::int64_t head, const Rows& rows) const = 0;
 
   // For fp32 sums of the same shape: target += source, and target = source, rounded.
   virtual void add(const ConstTensorView& source, const TensorView& target) const = 0;

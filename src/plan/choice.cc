@@ -1,9 +1,12 @@
 #include "plan/choice.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
+#include "annulus/errors.h"
 #include "annulus/problem.h"
+#include "plan/reshard.h"
 
 namespace annulus {
 namespace {
@@ -50,11 +53,36 @@ std::int64_t branch_bytes(const Problem& problem, const Sharding& sharding, std:
   return most;
 }
 
-std::string branch_reason(Strategy strategy, std::int64_t bytes, bool one_rank) {
+// What a rank receives in forward when the branch is dealt out: rows that go out and results that come home.
+std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std::size_t branch) {
+  std::vector<bool> only(problem.pattern.branches.size(), false);
+  only[branch] = true;
+  const std::int64_t vector = problem.head_dim * size_of(problem.dtype);
+  std::int64_t most = 0;
+  for (const int rank : sample_ranks(sharding.ranks)) {
+    const std::vector<Rows> pieces = pieces_of(sharding, problem.tokens, rank);
+    std::int64_t bytes = 0;
+    for (const Unit& unit : units_of(problem, shared_segments_of(problem, sharding, only, rank))) {
+      const auto heads = static_cast<std::int64_t>(unit.heads.size());
+      std::int64_t own = 0;
+      for (const Rows& piece : pieces) own += intersect(unit.rows, piece).count;
+      bytes += unit.computer == rank ? (unit.rows.count - own) * (heads + 2) * vector
+                                     : own * heads * (problem.head_dim * 4 + 4);
+    }
+    most = std::max(most, bytes * problem.batch);
+  }
+  return most;
+}
+
+std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std::int64_t reshard, bool one_rank) {
   if (one_rank) return "one rank has all keys";
-  if (bytes == 0) return "every key that a query sees lies on its own rank";
-  if (strategy == Strategy::exchange) return mebibytes(bytes) + " of keys and values reach over shards";
-  return mebibytes(bytes) + " would do; " + std::string(name(strategy)) + " moves whole shards";
+  if (exchange == 0) return "every key that a query sees lies on its own rank";
+  if (choice.strategy == Strategy::reshard)
+    return "dealing out classes moves " + mebibytes(reshard) + ", exchanging keys " + mebibytes(exchange);
+  if (choice.strategy == Strategy::exchange)
+    return mebibytes(exchange) + " of keys and values reach over shards" +
+           (reshard > 0 ? "; dealing out classes would move " + mebibytes(reshard) : "");
+  return mebibytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
 }
 
 }  // namespace
@@ -67,16 +95,60 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
   std::stable_sort(choice.costs.begin(), choice.costs.end(), [](const Cost& a, const Cost& b) {
     return std::pair(a.exposed_s, a.received_bytes) < std::pair(b.exposed_s, b.received_bytes);
   });
-  choice.strategy = wanted == Strategy::automatic ? choice.costs.front().strategy : wanted;
+  choice.strategy = wanted == Strategy::automatic ? choice.costs.front().strategy
+                    : wanted == Strategy::reshard ? Strategy::exchange
+                                                  : wanted;
   choice.why = wanted == Strategy::automatic ? "" : "asked for; ";
   for (const Cost& cost : choice.costs)
     choice.why += (&cost == &choice.costs.front() ? "" : ", ") + std::string(name(cost.strategy)) + " receives " +
                   mebibytes(cost.received_bytes) + " in " + std::to_string(cost.messages) + " messages";
+  const bool can_deal = can_reshard(problem, sharding) && choice.strategy == Strategy::exchange;
   for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
-    const std::int64_t bytes = branch_bytes(problem, sharding, i);
-    choice.branches.push_back({choice.strategy, bytes, branch_reason(choice.strategy, bytes, sharding.ranks == 1)});
+    const std::int64_t exchange = branch_bytes(problem, sharding, i);
+    const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
+    // Results come home when nothing is left to compute behind them: dealing out must save a good part.
+    const bool deals = wanted == Strategy::reshard ||
+                       (wanted == Strategy::automatic && can_deal && exchange > 0 && 2 * reshard < exchange);
+    BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
+    branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
+    choice.branches.push_back(std::move(branch));
   }
   return choice;
+}
+
+RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding) {
+  const std::size_t count = problem.pattern.branches.size();
+  if (options.branches.empty()) {
+    if (options.strategy == Strategy::automatic || options.strategy == Strategy::reshard) {
+      const Choice choice = choose_strategy(problem, sharding, options.strategy);
+      options.strategy = choice.strategy;
+      for (const BranchChoice& branch : choice.branches) options.branches.push_back(branch.strategy);
+    } else {
+      options.branches.assign(count, options.strategy);
+    }
+  } else if (options.branches.size() != count) {
+    throw InvalidArgument("strategies of branches must be one a branch; got " +
+                          std::to_string(options.branches.size()) + " for " + std::to_string(count) +
+                          " branches: give as many, or none");
+  }
+  bool deals = false;
+  std::optional<Strategy> other;
+  for (const Strategy strategy : options.branches) {
+    if (strategy == Strategy::reshard) {
+      deals = true;
+      continue;
+    }
+    if (strategy == Strategy::automatic || (other && *other != strategy))
+      throw InvalidArgument("branches that are not resharded must share one strategy; got " +
+                            std::string(name(strategy)) + ": use the same for all of them");
+    other = strategy;
+  }
+  options.strategy = other.value_or(Strategy::exchange);
+  if (deals && sharding.ranks > 1 && !can_reshard(problem, sharding))
+    throw Unsupported(
+        "reshard needs contiguous or zigzag shards, the exact gradient and no padding like torchscale's; got another "
+        "problem: use exchange");
+  return options;
 }
 
 }  // namespace annulus

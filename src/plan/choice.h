@@ -36,6 +36,9 @@ struct Choice {
   std::vector<BranchChoice> branches;  // how the chosen one serves each branch
 };
 
+// Fills in one strategy a branch, and the one for those that are not dealt out. Throws InvalidArgument or Unsupported.
+RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding);
+
 // Takes a resolved problem and a resolved sharding. `wanted` other than automatic is taken, and explained.
 Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strategy wanted, const Rates& rates = {});
 

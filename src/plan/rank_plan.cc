@@ -6,15 +6,17 @@
 namespace annulus {
 namespace {
 
-constexpr NameTable<Strategy, 4> kStrategies{{{Strategy::automatic, "auto"},
+constexpr NameTable<Strategy, 5> kStrategies{{{Strategy::automatic, "auto"},
                                               {Strategy::exchange, "exchange"},
+                                              {Strategy::reshard, "reshard"},
                                               {Strategy::ring, "ring"},
                                               {Strategy::gather, "gather"}}};
 
 std::vector<Step> make_steps(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank) {
   switch (strategy) {
     case Strategy::automatic:
-      break;  // resolved long before
+      break;                 // resolved long before
+    case Strategy::reshard:  // what it leaves over
     case Strategy::exchange:
       return plan_exchange(problem, sharding, rank);
     case Strategy::ring:

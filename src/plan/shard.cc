@@ -15,11 +15,6 @@ constexpr NameTable<Layout, 3> kLayouts{
     {{Layout::contiguous, "contiguous"}, {Layout::zigzag, "zigzag"}, {Layout::striped, "striped"}}};
 constexpr int kMostRanks = 1 << 20;
 
-// Where block i of `blocks` equal ones begins; the first tokens % blocks are one longer.
-std::int64_t block_begin(std::int64_t tokens, std::int64_t blocks, std::int64_t i) {
-  return tokens / blocks * i + std::min(i, tokens % blocks);
-}
-
 Rows block(std::int64_t tokens, std::int64_t blocks, std::int64_t i) {
   const std::int64_t begin = block_begin(tokens, blocks, i);
   return {begin, 1, block_begin(tokens, blocks, i + 1) - begin};
@@ -82,6 +77,10 @@ std::vector<Rows> pieces_of(const Sharding& sharding, std::int64_t tokens, int r
       break;
   }
   return pieces;
+}
+
+std::int64_t block_begin(std::int64_t tokens, std::int64_t blocks, std::int64_t i) {
+  return tokens / blocks * i + std::min(i, tokens % blocks);
 }
 
 std::int64_t count_rows(const std::vector<Rows>& pieces) {

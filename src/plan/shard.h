@@ -16,6 +16,9 @@ Sharding resolve(Sharding sharding, std::int64_t tokens);
 // empty. Takes a resolved sharding.
 std::vector<Rows> pieces_of(const Sharding& sharding, std::int64_t tokens, int rank);
 
+// Where block i of `blocks` equal ones begins; the first tokens % blocks are one longer.
+std::int64_t block_begin(std::int64_t tokens, std::int64_t blocks, std::int64_t i);
+
 std::int64_t count_rows(const std::vector<Rows>& pieces);
 
 }  // namespace annulus

@@ -61,7 +61,7 @@ Outcome run(Strategy strategy, Fault fault, int broken_rank, int at) {
 }
 
 TEST(Faults, AtEveryCallOfEveryStrategy) {
-  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {
+  for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather}) {
     const Outcome sound = run(strategy, Fault::none, 0, 0);
     for (const std::string& error : sound.errors) ASSERT_EQ(error, "");
     for (const Fault fault : {Fault::throws, Fault::leaves})

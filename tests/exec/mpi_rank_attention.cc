@@ -7,6 +7,7 @@
 #include <iostream>
 #include <random>
 
+#include "plan/reshard.h"
 #include "reference/draw_inputs.h"
 #include "support/rank_call.h"
 #include "support/yardstick.h"
@@ -49,8 +50,10 @@ Case draw_case(std::uint64_t seed, int ranks) {
   problem = resolve(problem);
   drawn.sharding = {.ranks = ranks,
                     .layout = std::array{Layout::contiguous, Layout::zigzag, Layout::striped}[random() % 3]};
-  drawn.options.strategy =
-      std::array{Strategy::automatic, Strategy::exchange, Strategy::ring, Strategy::gather}[random() % 4];
+  drawn.options.strategy = std::array{Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring,
+                                      Strategy::gather}[random() % 5];
+  if (drawn.options.strategy == Strategy::reshard && !can_reshard(problem, drawn.sharding))
+    drawn.options.strategy = Strategy::exchange;
   drawn.options.slot_bytes = std::array<std::int64_t, 3>{1000, 20'000, 1 << 20}[random() % 3];
   drawn.options.reproducible = random() % 5 == 0;
   return drawn;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "plan/reshard.h"
 #include "reference/draw_inputs.h"
 #include "support/draw_case.h"
 #include "support/draw_sharding.h"
@@ -57,7 +58,9 @@ RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {
   const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
   const Sharding sharding = support::draw_sharding(problem.tokens, 8);
   RankOptions options;
-  options.strategy = *rc::gen::element(Strategy::exchange, Strategy::ring, Strategy::gather);
+  options.strategy =
+      *rc::gen::element(Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather);
+  if (options.strategy == Strategy::reshard && !can_reshard(problem, sharding)) options.strategy = Strategy::exchange;
   options.slot_bytes = *rc::gen::element<std::int64_t>(1, 300, 2000, 1 << 20);
   const std::string fault = faults(problem, inputs, sharding, options, support::draw_way());
   if (!fault.empty()) RC_FAIL(fault);
@@ -68,9 +71,10 @@ TEST(RankAttention, EveryLayoutAndStrategy) {
   std::uint64_t seed = 0;
   for (const int ranks : {1, 2, 3, 4, 5, 8})
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
-      for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather})
+      for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather})
         for (const bool causal : {false, true})
           for (const DType dtype : {DType::fp32, DType::bf16}) {
+            if (strategy == Strategy::reshard && layout == Layout::striped) continue;
             Problem problem;
             problem.tokens = 211;
             problem.heads = 6;
@@ -94,7 +98,7 @@ TEST(RankAttention, EveryLayoutAndStrategy) {
 
 // More keys than a tile, a chunk and a stretch have.
 TEST(RankAttention, LongGroups) {
-  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather})
+  for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather})
     for (const DType dtype : {DType::fp32, DType::bf16}) {
       Problem problem;
       problem.tokens = 3001;

@@ -33,5 +33,6 @@ void backward_split(const Context& context, const PhaseArgs& phase, Carver& carv
 std::vector<MemoryComponent> backward_workspace(const Context& context);
 void backward(const Context& context, const BackwardArgs& args, const BackwardStep& step);
 void delta(const Context& context, const BackwardArgs& args, int branch, const ConstTensorView& out);
+const float* delta(const Context& context, const BackwardArgs& args);
 
 }  // namespace annulus::cpu

@@ -1,11 +1,13 @@
 // The CPU backend behind the interface of kernels.h.
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "annulus/errors.h"
 #include "kernels/cpu/backward.h"
 #include "kernels/cpu/forward.h"
 #include "kernels/kernels.h"
+#include "kernels/softmax_state.h"
 #include "kernels/thread_pool.h"
 
 namespace annulus {
@@ -43,6 +45,18 @@ class CpuKernels : public Kernels {
   void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const override {
     cpu::delta(context_, args, branch, out);
   }
+  const float* delta(const BackwardArgs& args) const override { return cpu::delta(context_, args); }
+  void merge(const ConstTensorView& out, const ConstTensorView& lse, const SoftmaxStates& states, std::int64_t head,
+             const Rows& rows) const override {
+    for_each_strip(out, [&](std::int64_t batch, std::int64_t, const Rows& strip) {
+      for (std::int64_t i = strip.first; i < strip.first + strip.count; ++i) {
+        const std::int64_t row = context_.row_index(batch, head, rows[i]);
+        merge_row(reinterpret_cast<const float*>(cpu::row_pointer(out, batch, i, 0)),
+                  *reinterpret_cast<const float*>(cpu::row_pointer(lse, batch, i, 0)), states.maximum[row],
+                  states.sum[row], reinterpret_cast<float*>(cpu::row_pointer(states.values, batch, rows[i], head)));
+      }
+    });
+  }
   void add(const ConstTensorView& source, const TensorView& target) const override {
     for_each_strip(target, [&](std::int64_t batch, std::int64_t head, const Rows& rows) {
       for (std::int64_t i = 0; i < rows.count; ++i) {
@@ -65,9 +79,28 @@ class CpuKernels : public Kernels {
  private:
   static constexpr std::int64_t kStripRows = 16;
 
+  // Eq. 5 for one row: a partial result counts as one key with logit `lse`.
+  void merge_row(const float* out, float lse, float& maximum, float& sum, float* values) const {
+    const float x = lse * kLog2E;
+    if (x == kNothing) {  // no weight at all: see softmax_state.h
+      maximum = std::max(maximum, kLowest);
+      return;
+    }
+    const std::int64_t head_dim = context_.problem.head_dim;
+    if (x > maximum) {
+      const float shrink = std::exp2(maximum - x);
+      for (std::int64_t k = 0; k < head_dim; ++k) values[k] *= shrink;
+      sum *= shrink;
+      maximum = x;
+    }
+    const float weight = std::exp2(x - maximum);
+    sum += weight;
+    for (std::int64_t k = 0; k < head_dim; ++k) values[k] += weight * out[k];
+  }
+
   // f(batch, head, rows) for strips of at most kStripRows rows of the view.
   template <class F>
-  void for_each_strip(const TensorView& view, F f) const {
+  void for_each_strip(const ConstTensorView& view, F f) const {
     const std::int64_t strips = (view.shape[1] + kStripRows - 1) / kStripRows;
     ThreadPool::shared().run(view.shape[0] * strips, context_.threads, [&](std::int64_t index, int) {
       const std::int64_t first = index % strips * kStripRows;
