@@ -23,6 +23,7 @@ class FaultyTransport final : public Transport {
   int size() const override { return size_; }
   void post(const Exchange& exchange) override {
     break_if_due();
+    last_post_ = calls_ - 1;
     transport_->post(exchange);
   }
   bool poll() override { return transport_ == nullptr || transport_->poll(); }
@@ -36,6 +37,7 @@ class FaultyTransport final : public Transport {
   }
 
   int calls() const { return calls_; }
+  int last_post() const { return last_post_; }
 
  private:
   void break_if_due() {
@@ -54,6 +56,7 @@ class FaultyTransport final : public Transport {
   Fault fault_;
   int at_;
   int calls_ = 0;
+  int last_post_ = -1;
 };
 
 }  // namespace annulus::support
