@@ -42,11 +42,12 @@ struct Sharding {
 
 // How keys meet queries. The result is the same, but for rounding.
 enum class Strategy {
-  automatic,  // "auto": the one that the cost model finds fastest
-  exchange,   // only the rows that a rank's queries can see, straight from their owner
-  reshard,    // a segment over several ranks is dealt out by class, and each class made whole on one of them
-  ring,       // every block of keys hops past every rank that needs it or has to pass it on
-  gather,     // everything at once: the collective baseline, O(N) memory
+  automatic,   // "auto": the one that the cost model finds fastest
+  exchange,    // only the rows that a rank's queries can see, straight from their owner
+  reshard,     // a segment over several ranks is dealt out by class, and each class made whole on one of them
+  ring,        // every block of keys hops past every rank that needs it or has to pass it on
+  gather,      // everything at once: the collective baseline, O(N) memory
+  replicated,  // every rank has all queries and some of the keys; partial results travel
 };
 
 std::string_view name(Strategy strategy);
@@ -82,7 +83,8 @@ class RankAttention {
   void forward(const ForwardArgs& args) const;
   void backward(const BackwardArgs& args) const;
 
-  std::int64_t rows() const;                    // of this rank
+  std::int64_t rows() const;        // of this rank: of k, v, dk, dv
+  std::int64_t query_rows() const;  // of q, out, lse, dout, dq: the same, or all of them where queries are replicated
   std::vector<std::int64_t> positions() const;  // of its rows, in the order of its memory
   const Problem& problem() const;               // resolved
   std::size_t workspace_bytes(Pass pass) const;

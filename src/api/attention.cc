@@ -22,6 +22,7 @@ struct Attention::Impl {
         plan(make_plan(problem)),
         kernels(make_cpu_kernels(problem, plan, options, {{all_rows()}, false})) {}
 
+  RowCounts rows() const { return {problem.tokens, problem.tokens}; }
   Rows all_rows() const { return {0, 1, problem.tokens}; }
   KeySource own_keys(const KeyTensors& tensors) const { return {problem, {.owner = 0, .rows = all_rows()}, tensors}; }
 
@@ -46,7 +47,7 @@ Attention::Attention(Attention&&) noexcept = default;
 Attention& Attention::operator=(Attention&&) noexcept = default;
 
 void Attention::forward(const ForwardArgs& args) const {
-  check(args, impl_->problem, workspace_bytes(Pass::forward));
+  check(args, impl_->problem, impl_->rows(), workspace_bytes(Pass::forward));
   impl_->run(args, Pass::forward, [this](const ForwardArgs& ready) {
     const KeySource own = impl_->own_keys({ready.k, ready.v, {}, {}});
     impl_->kernels->forward(ready, {.sources = {&own, 1}});
@@ -54,7 +55,7 @@ void Attention::forward(const ForwardArgs& args) const {
 }
 
 void Attention::backward(const BackwardArgs& args) const {
-  check(args, impl_->problem, workspace_bytes(Pass::backward));
+  check(args, impl_->problem, impl_->rows(), workspace_bytes(Pass::backward));
   impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) {
     const KeySource own = impl_->own_keys({ready.k, ready.v, ready.dk, ready.dv});
     impl_->kernels->backward(ready, {.sources = {&own, 1}, .dq = ready.dq});
@@ -64,7 +65,7 @@ void Attention::backward(const BackwardArgs& args) const {
 std::size_t Attention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
 
 std::vector<MemoryComponent> Attention::memory(Pass pass) const {
-  return all_memory(impl_->problem, pass, impl_->kernels->workspace(pass));
+  return all_memory(impl_->problem, impl_->rows(), pass, impl_->kernels->workspace(pass));
 }
 
 const Problem& Attention::problem() const { return impl_->problem; }

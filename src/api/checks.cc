@@ -10,15 +10,15 @@
 namespace annulus {
 namespace {
 
-using Shape = std::array<std::int64_t, 4>;
+using Sizes = std::array<std::int64_t, 4>;
 
-std::string text(const Shape& shape) {
+std::string text(const Sizes& shape) {
   std::string result = "[";
   for (std::size_t i = 0; i < 4; ++i) result += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return result + "]";
 }
 
-bool is_empty(const Shape& shape) { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
+bool is_empty(const Sizes& shape) { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
 
 void check_aligned(const char* name, const void* data, std::int64_t alignment) {
   if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(alignment) != 0)
@@ -29,20 +29,20 @@ void check_aligned(const char* name, const void* data, std::int64_t alignment) {
 }
 
 // Elements from the first to one behind the last.
-std::int64_t extent(const Shape& shape, const Shape& stride) {
+std::int64_t extent(const Sizes& shape, const Sizes& stride) {
   std::int64_t last = 0;
   for (std::size_t i = 0; i < 4; ++i) last += (shape[i] - 1) * stride[i];
   return last + 1;
 }
 
-std::array<std::size_t, 4> axes_by_stride(const Shape& stride) {
+std::array<std::size_t, 4> axes_by_stride(const Sizes& stride) {
   std::array<std::size_t, 4> axes{0, 1, 2, 3};
   std::sort(axes.begin(), axes.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
   return axes;
 }
 
 // Byte offsets are counted in 64 bits.
-bool leaves_address_space(const Shape& shape, const Shape& stride) {
+bool leaves_address_space(const Sizes& shape, const Sizes& stride) {
   long double last = 0;
   for (std::size_t i = 0; i < 4; ++i)
     last += static_cast<long double>(shape[i] - 1) * static_cast<long double>(stride[i]);
@@ -51,7 +51,7 @@ bool leaves_address_space(const Shape& shape, const Shape& stride) {
 
 // Whether two of the view's own elements may share memory: sorted by stride, each axis must step over all of the finer
 // ones.
-bool folds_onto_itself(const Shape& shape, const Shape& stride) {
+bool folds_onto_itself(const Sizes& shape, const Sizes& stride) {
   std::int64_t covered = 1;
   for (const std::size_t axis : axes_by_stride(stride)) {
     if (shape[axis] == 1) continue;
@@ -65,7 +65,7 @@ bool folds_onto_itself(const Shape& shape, const Shape& stride) {
 
 // The finer axes fill the teeth, steps of the coarser ones are multiples of the period: one comb for each way to part
 // them.
-std::vector<ArgumentChecks::Comb> ArgumentChecks::combs_of(const Shape& shape, const Shape& stride, std::int64_t size) {
+std::vector<ArgumentChecks::Comb> ArgumentChecks::combs_of(const Sizes& shape, const Sizes& stride, std::int64_t size) {
   const std::array<std::size_t, 4> axes = axes_by_stride(stride);
   std::vector<Comb> combs;
   for (std::size_t fine = 0; fine < 4; ++fine) {
@@ -84,8 +84,9 @@ std::vector<ArgumentChecks::Comb> ArgumentChecks::combs_of(const Shape& shape, c
   return combs;
 }
 
-void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written) {
-  const Shape wanted{problem_.batch, problem_.tokens, heads, problem_.head_dim};
+void ArgumentChecks::view(const char* name, const ConstTensorView& view, Shape shape, bool written) {
+  const Sizes wanted{problem_.batch, shape == Shape::q ? rows_.queries : rows_.keys,
+                     shape == Shape::q ? problem_.heads : problem_.kv_heads, problem_.head_dim};
   if (view.shape != wanted)
     throw InvalidArgument(std::string(name) + " must have the problem's shape [batch, tokens, heads, head_dim] = " +
                           text(wanted) + "; got " + text(view.shape) + ": pass the tensor that the problem describes");
@@ -117,17 +118,11 @@ void ArgumentChecks::view(const char* name, const ConstTensorView& view, std::in
       {name, begin, begin + extent(view.shape, view.stride) * size, combs_of(view.shape, view.stride, size), written});
 }
 
-void ArgumentChecks::input(const char* name, const ConstTensorView& tensor, std::int64_t heads) {
-  view(name, tensor, heads, false);
-}
-void ArgumentChecks::output(const char* name, const TensorView& tensor, std::int64_t heads) {
-  view(name, tensor, heads, true);
-}
 void ArgumentChecks::input(const char* name, std::span<const float> lse) { lse_rows(name, lse, false); }
 void ArgumentChecks::output(const char* name, std::span<const float> lse) { lse_rows(name, lse, true); }
 
 void ArgumentChecks::lse_rows(const char* name, std::span<const float> lse, bool written) {
-  const std::int64_t wanted = problem_.batch * problem_.heads * problem_.tokens;
+  const std::int64_t wanted = problem_.batch * problem_.heads * rows_.queries;
   if (static_cast<std::int64_t>(lse.size()) != wanted)
     throw InvalidArgument(std::string(name) + " must have batch * heads * tokens = " + std::to_string(wanted) +
                           " elements; got " + std::to_string(lse.size()) + ": pass a buffer of that size");
@@ -169,28 +164,30 @@ void ArgumentChecks::overlaps() const {
     }
 }
 
-void check(const ForwardArgs& args, const Problem& problem, std::size_t workspace_bytes) {
-  ArgumentChecks checks(problem);
-  checks.input("q", args.q, problem.heads);
-  checks.input("k", args.k, problem.kv_heads);
-  checks.input("v", args.v, problem.kv_heads);
-  checks.output("out", args.out, problem.heads);
+void check(const ForwardArgs& args, const Problem& problem, const RowCounts& rows, std::size_t workspace_bytes) {
+  using Shape = ArgumentChecks::Shape;
+  ArgumentChecks checks(problem, rows);
+  checks.input("q", args.q, Shape::q);
+  checks.input("k", args.k, Shape::k);
+  checks.input("v", args.v, Shape::k);
+  checks.output("out", args.out, Shape::q);
   if (!args.lse.empty()) checks.output("lse", args.lse);
   checks.workspace(args.workspace, workspace_bytes);
   checks.overlaps();
 }
 
-void check(const BackwardArgs& args, const Problem& problem, std::size_t workspace_bytes) {
-  ArgumentChecks checks(problem);
-  checks.input("q", args.q, problem.heads);
-  checks.input("k", args.k, problem.kv_heads);
-  checks.input("v", args.v, problem.kv_heads);
-  checks.input("out", args.out, problem.heads);
+void check(const BackwardArgs& args, const Problem& problem, const RowCounts& rows, std::size_t workspace_bytes) {
+  using Shape = ArgumentChecks::Shape;
+  ArgumentChecks checks(problem, rows);
+  checks.input("q", args.q, Shape::q);
+  checks.input("k", args.k, Shape::k);
+  checks.input("v", args.v, Shape::k);
+  checks.input("out", args.out, Shape::q);
   checks.input("lse", args.lse);
-  checks.input("dout", args.dout, problem.heads);
-  checks.output("dq", args.dq, problem.heads);
-  checks.output("dk", args.dk, problem.kv_heads);
-  checks.output("dv", args.dv, problem.kv_heads);
+  checks.input("dout", args.dout, Shape::q);
+  checks.output("dq", args.dq, Shape::q);
+  checks.output("dk", args.dk, Shape::k);
+  checks.output("dv", args.dv, Shape::k);
   checks.workspace(args.workspace, workspace_bytes);
   checks.overlaps();
 }

@@ -14,17 +14,25 @@
 
 namespace annulus {
 
-// All checks of one call. `problem` says how many rows the tensors have.
-void check(const ForwardArgs& args, const Problem& problem, std::size_t workspace_bytes);
-void check(const BackwardArgs& args, const Problem& problem, std::size_t workspace_bytes);
+// How many rows the tensors have: all tokens, on one rank.
+struct RowCounts {
+  std::int64_t queries = 0;
+  std::int64_t keys = 0;
+};
+
+// All checks of one call.
+void check(const ForwardArgs& args, const Problem& problem, const RowCounts& rows, std::size_t workspace_bytes);
+void check(const BackwardArgs& args, const Problem& problem, const RowCounts& rows, std::size_t workspace_bytes);
 
 // Collects the tensors of one call, checks each on its own and outputs against all others.
 class ArgumentChecks {
  public:
-  explicit ArgumentChecks(const Problem& problem) : problem_(problem) {}
+  ArgumentChecks(const Problem& problem, const RowCounts& rows) : problem_(problem), rows_(rows) {}
 
-  void input(const char* name, const ConstTensorView& view, std::int64_t heads);
-  void output(const char* name, const TensorView& view, std::int64_t heads);
+  // With the shape of q, or that of k.
+  enum class Shape { q, k };
+  void input(const char* name, const ConstTensorView& tensor, Shape shape) { view(name, tensor, shape, false); }
+  void output(const char* name, const TensorView& tensor, Shape shape) { view(name, tensor, shape, true); }
   void input(const char* name, std::span<const float> lse);
   void output(const char* name, std::span<const float> lse);
   void workspace(std::span<const std::byte> memory, std::size_t needed);
@@ -47,13 +55,14 @@ class ArgumentChecks {
     bool written = false;
   };
 
-  void view(const char* name, const ConstTensorView& view, std::int64_t heads, bool written);
+  void view(const char* name, const ConstTensorView& view, Shape shape, bool written);
   void lse_rows(const char* name, std::span<const float> lse, bool written);
   static std::vector<Comb> combs_of(const std::array<std::int64_t, 4>& shape, const std::array<std::int64_t, 4>& stride,
                                     std::int64_t size);
   static bool interleave(const Region& a, const Region& b);
 
   const Problem& problem_;
+  RowCounts rows_;
   std::vector<Region> regions_;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "annulus/attention.h"
+#include "api/checks.h"
 
 namespace annulus {
 
@@ -31,15 +32,14 @@ class OwnWorkspace {
   std::size_t bytes_;
 };
 
-// The tensors of a pass, then the parts of its workspace. `problem` says how many rows the tensors have.
-inline std::vector<MemoryComponent> all_memory(const Problem& problem, Pass pass,
+// The tensors of a pass, then the parts of its workspace.
+inline std::vector<MemoryComponent> all_memory(const Problem& problem, const RowCounts& rows, Pass pass,
                                                const std::vector<MemoryComponent>& workspace) {
-  const std::int64_t rows = problem.batch * problem.tokens;
-  const std::int64_t row_bytes = problem.head_dim * size_of(problem.dtype);
-  const std::int64_t of_q = rows * problem.heads * row_bytes;
-  const std::int64_t of_k = rows * problem.kv_heads * row_bytes;
-  std::vector<MemoryComponent> result{
-      {"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", rows * problem.heads * 4}};
+  const std::int64_t row_bytes = problem.batch * problem.head_dim * size_of(problem.dtype);
+  const std::int64_t of_q = rows.queries * problem.heads * row_bytes;
+  const std::int64_t of_k = rows.keys * problem.kv_heads * row_bytes;
+  const std::int64_t of_lse = problem.batch * rows.queries * problem.heads * 4;
+  std::vector<MemoryComponent> result{{"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", of_lse}};
   if (pass == Pass::backward)
     for (const MemoryComponent& gradient : {MemoryComponent{"dout", of_q}, {"dq", of_q}, {"dk", of_k}, {"dv", of_k}})
       result.push_back(gradient);

@@ -35,7 +35,22 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
+  if (options.reproducible && options.strategy == Strategy::replicated)
+    throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");
   return with_strategies(options, problem, sharding);
+}
+
+std::unique_ptr<Executor> make_executor(const Problem& problem, const Plan& plan, const Sharding& sharding,
+                                        Transport& transport, const RankOptions& options) {
+  if (options.strategy == Strategy::replicated)
+    return make_replicated_executor(problem, plan, sharding, transport, options);
+  return options.reproducible ? make_complete_executor(problem, plan, sharding, transport, options)
+                              : make_streaming_executor(problem, plan, sharding, transport, options);
+}
+
+RowCounts count(const Executor& executor, const Problem& problem) {
+  const std::int64_t rows = count_rows(executor.pieces());
+  return {executor.replicates_queries() ? problem.tokens : rows, rows};
 }
 
 }  // namespace
@@ -47,7 +62,7 @@ struct RankAttention::Impl {
   Transport& transport;
   RankOptions options;
   std::unique_ptr<Executor> executor;
-  Problem local;  // as many tokens as this rank has rows
+  RowCounts rows;
 
   Impl(const Problem& given, const Sharding& given_sharding, Transport& given_transport,
        const RankOptions& given_options)
@@ -56,11 +71,8 @@ struct RankAttention::Impl {
         plan(make_plan(problem)),
         transport(given_transport),
         options(resolved(given_options, problem, sharding)),
-        executor((options.reproducible ? make_complete_executor : make_streaming_executor)(problem, plan, sharding,
-                                                                                           transport, options)),
-        local(problem) {
-    local.tokens = count_rows(executor->pieces());
-  }
+        executor(make_executor(problem, plan, sharding, transport, options)),
+        rows(count(*executor, problem)) {}
 
   std::size_t workspace_bytes(Pass pass) const {
     return static_cast<std::size_t>(total_bytes(executor->workspace(pass)));
@@ -70,7 +82,7 @@ struct RankAttention::Impl {
   void run(Args args, Pass pass, Run run) const {
     together(transport, [&] {
       const std::size_t bytes = workspace_bytes(pass);
-      check(args, local, bytes);
+      check(args, problem, rows, bytes);
       if (problem.batch == 0 || problem.tokens == 0) return;
       if (!args.workspace.empty()) return run(args);
       OwnWorkspace own(bytes);
@@ -95,7 +107,8 @@ void RankAttention::backward(const BackwardArgs& args) const {
   impl_->run(args, Pass::backward, [this](const BackwardArgs& ready) { impl_->executor->backward(ready); });
 }
 
-std::int64_t RankAttention::rows() const { return impl_->local.tokens; }
+std::int64_t RankAttention::rows() const { return impl_->rows.keys; }
+std::int64_t RankAttention::query_rows() const { return impl_->rows.queries; }
 
 std::vector<std::int64_t> RankAttention::positions() const {
   std::vector<std::int64_t> result;
@@ -107,7 +120,7 @@ std::vector<std::int64_t> RankAttention::positions() const {
 const Problem& RankAttention::problem() const { return impl_->problem; }
 std::size_t RankAttention::workspace_bytes(Pass pass) const { return impl_->workspace_bytes(pass); }
 std::vector<MemoryComponent> RankAttention::memory(Pass pass) const {
-  return all_memory(impl_->local, pass, impl_->executor->workspace(pass));
+  return all_memory(impl_->problem, impl_->rows, pass, impl_->executor->workspace(pass));
 }
 RankTraffic RankAttention::traffic(Pass pass) const { return impl_->executor->traffic(pass); }
 Strategy RankAttention::strategy() const { return impl_->options.strategy; }

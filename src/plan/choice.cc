@@ -143,6 +143,8 @@ RankOptions with_strategies(RankOptions options, const Problem& problem, const S
                             std::string(name(strategy)) + ": use the same for all of them");
     other = strategy;
   }
+  if (deals && other == Strategy::replicated)
+    throw InvalidArgument("replicated queries serve all branches or none; got reshard for some: use one of the two");
   options.strategy = other.value_or(Strategy::exchange);
   if (deals && sharding.ranks > 1 && !can_reshard(problem, sharding))
     throw Unsupported(

@@ -6,16 +6,18 @@
 namespace annulus {
 namespace {
 
-constexpr NameTable<Strategy, 5> kStrategies{{{Strategy::automatic, "auto"},
+constexpr NameTable<Strategy, 6> kStrategies{{{Strategy::automatic, "auto"},
                                               {Strategy::exchange, "exchange"},
                                               {Strategy::reshard, "reshard"},
                                               {Strategy::ring, "ring"},
-                                              {Strategy::gather, "gather"}}};
+                                              {Strategy::gather, "gather"},
+                                              {Strategy::replicated, "replicated"}}};
 
 std::vector<Step> make_steps(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank) {
   switch (strategy) {
     case Strategy::automatic:
-      break;                 // resolved long before
+    case Strategy::replicated:
+      break;                 // the one is resolved long before, the other moves no keys
     case Strategy::reshard:  // what it leaves over
     case Strategy::exchange:
       return plan_exchange(problem, sharding, rank);

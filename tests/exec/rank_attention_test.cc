@@ -164,5 +164,76 @@ TEST(RankAttention, ReproducibleBitsOfLongGroups) {
     }
 }
 
+// Every rank has all queries and gets all of out, lse and dq; dk and dv are those of its own keys.
+std::string replicated_faults(const Problem& problem, const Inputs& inputs, const Sharding& sharding, const Way& way) {
+  auto transports = make_thread_group(sharding.ranks);
+  const std::int64_t k_row = problem.kv_heads * problem.head_dim;
+  std::vector<reference::Result> results(static_cast<std::size_t>(sharding.ranks));
+  std::vector<std::string> faults(results.size());
+  const auto errors = support::run_ranks(sharding.ranks, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    Transport& transport = *transports[r];
+    const RankAttention attention(problem, sharding, transport,
+                                  {.device = way.options, .strategy = Strategy::replicated});
+    const support::ShardOfVector shard(attention.positions(), problem.batch, problem.tokens);
+    support::Call all(problem, inputs, way);
+    Problem local = problem;
+    local.tokens = attention.rows();
+    const std::vector<double> nothing(
+        static_cast<std::size_t>(local.batch * local.tokens * local.heads * local.head_dim));
+    support::Call own(
+        local, {.q = nothing, .k = shard.take(inputs.k, k_row), .v = shard.take(inputs.v, k_row), .dout = {}}, way);
+    ForwardArgs forward = all.forward_args();
+    forward.k = own.k.view();
+    forward.v = own.v.view();
+    attention.forward(forward);
+    BackwardArgs backward = all.backward_args();
+    backward.k = own.k.view();
+    backward.v = own.v.view();
+    backward.dk = own.dk.view();
+    backward.dv = own.dv.view();
+    attention.backward(backward);
+    faults[r] =
+        all.out.faults("out") + all.lse.faults() + all.dq.faults("dq") + own.dk.faults("dk") + own.dv.faults("dv");
+    RankTraffic planned;
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      planned.sent_bytes += attention.traffic(pass).sent_bytes;
+      planned.received_bytes += attention.traffic(pass).received_bytes;
+    }
+    if (!(planned == RankTraffic{transport.sent_bytes(), transport.received_bytes()}))
+      faults[r] += "other bytes than planned";
+    results[r] = {
+        .out = all.out.read(), .lse = all.lse.read(), .dq = all.dq.read(), .dk = own.dk.read(), .dv = own.dv.read()};
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  reference::Result whole = results.front();
+  whole.dk.resize(inputs.k.size());
+  whole.dv.resize(inputs.v.size());
+  std::string text;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    const support::ShardOfVector shard(support::positions_of(sharding, problem.tokens, static_cast<int>(r)),
+                                       problem.batch, problem.tokens);
+    shard.put(results[r].dk, k_row, whole.dk);
+    shard.put(results[r].dv, k_row, whole.dv);
+    text += faults[r];
+  }
+  for (reference::Result& result : results) {
+    result.dk = result.dv = {};
+    if (bits_of(result) != bits_of(results.front())) text += "ranks differ; ";
+  }
+  return text + Yardstick(problem, inputs).faults(whole);
+}
+
+RC_GTEST_PROP(RankAttentionProperty, ReplicatedQueries, ()) {
+  Problem problem = support::draw_problem(60, 20);
+  problem.pattern.gradient = Gradient::exact;
+  const Sharding sharding = support::draw_sharding(problem.tokens, 6);
+  const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
+  const std::string fault = replicated_faults(problem, inputs, sharding, support::draw_way());
+  if (!fault.empty())
+    RC_FAIL(fault + " in " + support::describe(problem) + describe(sharding, {.strategy = Strategy::replicated}));
+}
+
 }  // namespace
 }  // namespace annulus

@@ -82,8 +82,8 @@ class CpuKernels : public Kernels {
   // Eq. 5 for one row: a partial result counts as one key with logit `lse`.
   void merge_row(const float* out, float lse, float& maximum, float& sum, float* values) const {
     const float x = lse * kLog2E;
-    if (x == kNothing) {  // no weight at all: see softmax_state.h
-      maximum = std::max(maximum, kLowest);
+    if (x == kNothing) {  // nothing seen, or seen but without any weight: see softmax_state.h
+      if (std::isnan(out[0])) maximum = std::max(maximum, kLowest);
       return;
     }
     const std::int64_t head_dim = context_.problem.head_dim;
