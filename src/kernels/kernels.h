@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "annulus/attention.h"
-#include "kernels/key_source.h"
+#include "kernels/row_source.h"
 #include "plan/plan.h"
 
 namespace annulus {
@@ -38,9 +38,12 @@ struct ForwardStep {
 
 struct BackwardStep {
   std::span<const KeySource> sources;  // their dk and dv are set, not added to; without data: not wanted
-  bool first = true;                   // dq starts at 0, Delta is made of the sources unless it is there
-  bool has_delta = false;              // by Kernels::delta
-  const float* delta = nullptr;        // [batch, heads, rows], if it is given from outside
+  // Queries of other ranks that have come to meet this rank's keys: then `sources` are those keys, their dk and dv are
+  // added to, and the visitors' dq is set.
+  std::span<const QuerySource> visitors = {};
+  bool first = true;             // dq starts at 0, Delta is made of the sources unless it is there
+  bool has_delta = false;        // by Kernels::delta
+  const float* delta = nullptr;  // [batch, heads, rows], if it is given from outside
   TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
 

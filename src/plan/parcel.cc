@@ -66,6 +66,11 @@ Place find(const std::vector<Place>& places, std::int64_t phase_class, const Row
   return {};
 }
 
+Problem problem_of_queries(Problem problem) {
+  problem.kv_heads = problem.heads;
+  return problem;
+}
+
 Parcel slice(const Parcel& parcel, std::int64_t i, std::int64_t parts) {
   const std::int64_t count = parcel.rows.count;
   const auto begin = [&](std::int64_t part) { return count / parts * part + std::min(part, count % parts); };

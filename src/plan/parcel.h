@@ -56,6 +56,9 @@ class ParcelReader {
   std::vector<std::vector<Takers>> takers_;  // [branch, key/value head]
 };
 
+// Parcels of queries are packed as those of keys would be if every query head had keys of its own.
+Problem problem_of_queries(Problem problem);
+
 // Part i of `parts`, as even as whole rows allow: parts of a parcel together are the parcel.
 Parcel slice(const Parcel& parcel, std::int64_t i, std::int64_t parts);
 

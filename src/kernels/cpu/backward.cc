@@ -65,6 +65,16 @@ void walk(const Context& context, const BackwardArgs& args, const BackwardStep& 
 
 }  // namespace
 
+QueryTensors query_tensors(const Context& context, const PhaseArgs& phase, std::int64_t branch) {
+  const Problem& problem = context.problem;
+  return {
+      .q = phase.args.q,
+      .dout = phase.args.dout,
+      .lse = single_numbers<const void>(phase.args.lse.data(), problem.batch, context.rows(), problem.heads),
+      .delta = single_numbers<const void>(phase.deltas.of_branch(branch), problem.batch, context.rows(), problem.heads),
+      .dq = phase.step.dq};
+}
+
 // Eq. 8: a branch's own output was never stored, so it is computed again, a block at a time.
 void detached_deltas(const Context& context, const PhaseArgs& phase, Carver& carver) {
   std::vector<QueryBlock> slots;

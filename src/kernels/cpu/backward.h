@@ -26,6 +26,9 @@ struct PhaseArgs {
   const BackwardStep& step;
   Deltas deltas;
 };
+// This rank's own queries, as a branch sees them.
+QueryTensors query_tensors(const Context& context, const PhaseArgs& phase, std::int64_t branch);
+
 void detached_deltas(const Context& context, const PhaseArgs& phase, Carver& carver);
 void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carver);
 void backward_split(const Context& context, const PhaseArgs& phase, Carver& carver);

@@ -26,12 +26,11 @@ constexpr std::int64_t kDone = INT64_MAX;
 // depends on it.
 std::int64_t tiles_in_stretch(std::int64_t head_dim) { return std::clamp<std::int64_t>(512 / padded(head_dim), 1, 4); }
 
-// The queries of one piece of this rank and the keys of one source, in one branch.
+// The queries of one source and the keys of another, in one branch.
 struct Meeting {
   int branch = 0;
-  Rows queries;
-  std::int64_t first_row = 0;  // of the piece, in this rank's memory
-  const KeySource* source = nullptr;
+  const QuerySource* queries = nullptr;
+  const KeySource* keys = nullptr;
   Wanted wanted = Wanted::all;
 };
 
@@ -53,9 +52,9 @@ class Items {
       takers_.push_back(takers_of(context.problem, meeting.branch, head));
     for (const Task& task : context.plan.tasks) {
       if (task.branch != meeting.branch) continue;
-      const SegmentRange segments = shared_segments(task, meeting.queries, meeting.source->rows());
+      const SegmentRange segments = shared_segments(task, meeting.queries->rows(), meeting.keys->rows());
       if (segments.count == 0) continue;
-      runs_.push_back({&task, segments, classes(task), stretches(task, meeting.source->rows())});
+      runs_.push_back({&task, segments, classes(task), stretches(task, meeting.keys->rows())});
       first_.push_back(first_.back() + context.problem.batch * context.problem.kv_heads * segments.count *
                                            runs_.back().classes * runs_.back().stretches);
     }
@@ -137,12 +136,11 @@ class Stretch {
     dv_ = carver.take<float>("tiles", key_tiles * tiles_.key_tile * width);
   }
 
-  void run(const Item& item, const std::vector<Takers>& takers, const Meeting& meeting, const PhaseArgs& phase,
-           Turns turns) {
+  void run(const Item& item, const std::vector<Takers>& takers, const Meeting& meeting, Turns turns) {
     std::int64_t number = item.class_number;
     for (const Takers& t : takers) {
       const std::int64_t count = std::min(t.classes.count, item.task->length);
-      if (number < count) run_class(item, t.classes.first + number, t.heads, meeting, phase, turns);
+      if (number < count) run_class(item, t.classes.first + number, t.heads, meeting, turns);
       number -= count;
       if (number < 0) return;
     }
@@ -150,36 +148,36 @@ class Stretch {
 
  private:
   void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads,
-                 const Meeting& meeting, const PhaseArgs& phase, Turns turns) {
+                 const Meeting& meeting, Turns turns) {
     const Problem& problem = context_.problem;
     const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
-    const Rows all_queries = intersect(group, meeting.queries);
-    const Rows keys = take_stretch(intersect(group, meeting.source->rows()), item.stretch);
+    const Rows all_queries = intersect(group, meeting.queries->rows());
+    const Rows keys = take_stretch(intersect(group, meeting.keys->rows()), item.stretch);
     if (all_queries.empty() || keys.empty()) return;
-    const Rows rows = memory_rows(all_queries, meeting.queries).shifted(meeting.first_row);
-    const KeySource::Found found = meeting.source->find(item.kv_head, phase_class, keys);
-    const KeyTensors& tensors = meeting.source->tensors;
+    const RowSource::Found found = meeting.keys->find(item.kv_head, phase_class, keys);
+    const KeyTensors& tensors = meeting.keys->tensors;
     pack_keys(source_rows(tensors.k, item.batch, found.head, found.rows),
               source_rows(tensors.v, item.batch, found.head, found.rows), meeting.wanted);
     const Diagonal diagonal = problem.causal ? Diagonal::between(all_queries, keys) : kNoDiagonal;
-    const float* delta = phase.deltas.of_branch(meeting.branch);
-    const std::int64_t query_tiles = (rows.count + tiles_.query_tile - 1) / tiles_.query_tile;
+    const std::int64_t query_tiles = (all_queries.count + tiles_.query_tile - 1) / tiles_.query_tile;
     std::int64_t turn = 0;
-    for (const std::int64_t head : heads)
+    for (const std::int64_t head : heads) {
+      const auto [rows, row_head] = meeting.queries->find(head, phase_class, all_queries);
       for (std::int64_t t = 0; t < query_tiles; ++t) {
         ++turn;
         const std::int64_t first = t * tiles_.query_tile;
         const Rows queries{rows[first], rows.stride, std::min(tiles_.query_tile, rows.count - first)};
         if (diagonal.from(first, 0).hides_all(queries.count)) continue;  // all of these queries lie before
         context_.make_progress();
-        queries_.pack(phase.args, delta, meeting.wanted, item.batch, head, queries);
+        queries_.pack(meeting.queries->tensors, meeting.wanted, item.batch, row_head, queries);
         differentiate(diagonal.from(first, 0), queries.count, keys.count, meeting.wanted);
         if (meeting.wanted == Wanted::dk_dv) continue;
         turns.await(turn);
         context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
-                                target_rows(phase.step.dq, item.batch, head, queries));
+                                target_rows(meeting.queries->tensors.dq, item.batch, row_head, queries));
         turns.pass(turn);
       }
+    }
     // Packed queries carry scale * log2(e): what is left of the scale is ln(2).
     if (meeting.wanted != Wanted::dq) {
       context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
@@ -246,6 +244,25 @@ void clear(const Context& context, const TensorView& view) {
   });
 }
 
+// This rank's own queries, piece by piece.
+std::vector<QuerySource> own_queries(const Context& context, const PhaseArgs& phase, int branch) {
+  const QueryTensors whole = query_tensors(context, phase, branch);
+  std::vector<QuerySource> sources;
+  std::int64_t first = 0;
+  for (const Rows& piece : context.shard.pieces) {
+    const auto part = [&](auto view) {
+      if (view.data != nullptr) view.data = row_pointer(view, 0, first, 0);
+      view.shape[1] = piece.count;
+      return view;
+    };
+    sources.push_back({context.problem,
+                       {.owner = 0, .rows = piece},
+                       {part(whole.q), part(whole.dout), part(whole.lse), part(whole.delta), part(whole.dq)}});
+    first += piece.count;
+  }
+  return sources;
+}
+
 }  // namespace
 
 void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carver) {
@@ -253,8 +270,11 @@ void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carv
   for (int slot = 0; slot < context.threads; ++slot) slots.emplace_back(context, carver);
   auto* progress = carver.take<std::atomic<std::int64_t>>("tiles", kWindow);
   if (carver.measuring()) return;
-  if (phase.step.first) clear(context, phase.step.dq);
-  for (const KeySource& source : phase.step.sources) {
+  const BackwardStep& step = phase.step;
+  if (step.first) clear(context, step.dq);
+  for (const QuerySource& visitor : step.visitors) clear(context, visitor.tensors.dq);
+  for (const KeySource& source : step.sources) {
+    if (!step.visitors.empty()) break;
     clear(context, source.tensors.dk);
     clear(context, source.tensors.dv);
   }
@@ -266,23 +286,20 @@ void backward_fused(const Context& context, const PhaseArgs& phase, Carver& carv
       ThreadPool::shared().run(count, context.threads, [&](std::int64_t i, int slot) {
         const Item item = items[begin + i];
         const bool follows = item.stretch > 0 && i > 0;  // the window before has ended
-        slots[static_cast<std::size_t>(slot)].run(item, items.takers(item.kv_head), meeting, phase,
+        slots[static_cast<std::size_t>(slot)].run(item, items.takers(item.kv_head), meeting,
                                                   {follows ? progress + i - 1 : nullptr, progress + i});
       });
     }
   };
-  for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch)
-    for (const KeySource& source : phase.step.sources) {
-      if (!source.serves(branch) || (phase.step.dq.data == nullptr && source.tensors.dk.data == nullptr)) continue;
-      std::int64_t first_row = 0;
-      for (const Rows& piece : context.shard.pieces) {
-        run_meeting({branch, piece, first_row, &source,
-                     phase.step.dq.data == nullptr       ? Wanted::dk_dv
-                     : source.tensors.dk.data == nullptr ? Wanted::dq
-                                                         : Wanted::all});
-        first_row += piece.count;
+  for (int branch = 0; branch < static_cast<int>(context.problem.pattern.branches.size()); ++branch) {
+    const std::vector<QuerySource> own = own_queries(context, phase, branch);
+    for (const KeySource& source : step.sources)
+      for (const QuerySource& queries : step.visitors.empty() ? std::span(own) : step.visitors) {
+        const bool wants_dq = queries.tensors.dq.data != nullptr, wants_dk = source.tensors.dk.data != nullptr;
+        if (!source.serves(branch) || !queries.serves(branch) || !(wants_dq || wants_dk)) continue;
+        run_meeting({branch, &queries, &source, !wants_dq ? Wanted::dk_dv : !wants_dk ? Wanted::dq : Wanted::all});
       }
-    }
+  }
 }
 
 }  // namespace annulus::cpu

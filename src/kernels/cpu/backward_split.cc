@@ -22,7 +22,8 @@ class SplitBlock {
     factors_ = carver.take<float>("tiles", rows);
   }
 
-  void compute_dq(const Block& block, const BackwardArgs& args, const Deltas& deltas) {
+  void compute_dq(const Block& block, const PhaseArgs& phase) {
+    const BackwardArgs& args = phase.args;
     begin(block, first_);
     for_each_task([&](const Task& task) {
       const Classes classes = classes_of(context_.problem, task.branch, block.head);
@@ -30,7 +31,8 @@ class SplitBlock {
                      [&](std::int64_t, const Rows& queries, const Rows& keys) {
                        for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
                          pack_keys(args, Wanted::dq, context_.kv_head(block.head), key_rows);
-                         pass_queries(args, deltas.of_branch(task.branch), Wanted::dq, block.head, queries, key_rows);
+                         pass_queries(query_tensors(context_, phase, task.branch), Wanted::dq, block.head, queries,
+                                      key_rows);
                        });
                      });
     });
@@ -38,7 +40,8 @@ class SplitBlock {
   }
 
   // The block's head is a key/value head.
-  void compute_dk_dv(const Block& block, const BackwardArgs& args, const Deltas& deltas) {
+  void compute_dk_dv(const Block& block, const PhaseArgs& phase) {
+    const BackwardArgs& args = phase.args;
     begin(block, first_);
     std::fill_n(second_, rows().count * padded(context_.problem.head_dim), 0.0f);
     for_each_task([&](const Task& task) {
@@ -48,7 +51,8 @@ class SplitBlock {
                          for_each_tile(keys, tiles_.key_tile, [&](std::int64_t, const Rows& key_rows) {
                            pack_keys(args, Wanted::dk_dv, block.head, key_rows);
                            for (const std::int64_t head : takers.heads)
-                             pass_queries(args, deltas.of_branch(task.branch), Wanted::dk_dv, head, queries, key_rows);
+                             pass_queries(query_tensors(context_, phase, task.branch), Wanted::dk_dv, head, queries,
+                                          key_rows);
                          });
                        });
     });
@@ -82,7 +86,7 @@ class SplitBlock {
   }
 
   // The packed keys meet all these queries of one head.
-  void pass_queries(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t head, const Rows& queries,
+  void pass_queries(const QueryTensors& tensors, Wanted wanted, std::int64_t head, const Rows& queries,
                     const Rows& keys) {
     const std::int64_t width = padded(context_.problem.head_dim);
     const Diagonal diagonal = Diagonal::between(queries, keys);
@@ -90,7 +94,7 @@ class SplitBlock {
       DifferentiateTile tile;
       if (context_.problem.causal) tile.diagonal = diagonal.from(first, 0);
       if (tile.diagonal.hides_all(tile_rows.count)) return;  // all of these queries lie before
-      queries_.pack(args, delta, wanted, block_.batch, head, tile_rows);
+      queries_.pack(tensors, wanted, block_.batch, head, tile_rows);
       queries_.enter(tile);
       keys_.enter(tile);
       tile.head_dim = context_.problem.head_dim;
@@ -128,11 +132,11 @@ void backward_split(const Context& context, const PhaseArgs& phase, Carver& carv
   if (carver.measuring()) return;
   const Blocks query_blocks(context, context.problem.heads);
   ThreadPool::shared().run(query_blocks.count(), context.threads, [&](std::int64_t index, int slot) {
-    slots[static_cast<std::size_t>(slot)].compute_dq(query_blocks[index], phase.args, phase.deltas);
+    slots[static_cast<std::size_t>(slot)].compute_dq(query_blocks[index], phase);
   });
   const Blocks key_blocks(context, context.problem.kv_heads);
   ThreadPool::shared().run(key_blocks.count(), context.threads, [&](std::int64_t index, int slot) {
-    slots[static_cast<std::size_t>(slot)].compute_dk_dv(key_blocks[index], phase.args, phase.deltas);
+    slots[static_cast<std::size_t>(slot)].compute_dk_dv(key_blocks[index], phase);
   });
 }
 

@@ -28,11 +28,10 @@ class QueryOperands {
     delta_ = carver.take<float>("tiles", tiles_.query_tile);
   }
 
-  // Rows of this rank's memory, of one head, at most a tile of them.
-  void pack(const BackwardArgs& args, const float* delta, Wanted wanted, std::int64_t batch, std::int64_t head,
-            const Rows& rows) {
-    const SourceRows q = source_rows(args.q, batch, head, rows);
-    const SourceRows dout = source_rows(args.dout, batch, head, rows);
+  // Rows of the tensors, of one head, at most a tile of them.
+  void pack(const QueryTensors& tensors, Wanted wanted, std::int64_t batch, std::int64_t head, const Rows& rows) {
+    const SourceRows q = source_rows(tensors.q, batch, head, rows);
+    const SourceRows dout = source_rows(tensors.dout, batch, head, rows);
     tiles_.pack_panels(q, context_.scale_log2(), queries_);
     tiles_.pack_panels(dout, context_.output_scale(), dout_);
     finite_ = true;
@@ -41,10 +40,9 @@ class QueryOperands {
       finite_ = tiles_.pack_rows(dout, context_.output_scale(), dout_rows_) && finite_;
     }
     for (std::int64_t i = 0; i < rows.count; ++i) {
-      const std::int64_t row = context_.row_index(batch, head, rows[i]);
-      const float lse = args.lse[static_cast<std::size_t>(row)];
+      const float lse = number(tensors.lse, batch, rows[i], head);
       lse_log2_[i] = std::isnan(lse) ? std::numeric_limits<float>::quiet_NaN() : lse * kLog2E;  // see rows-inl.h
-      delta_[i] = delta[row];
+      delta_[i] = number(tensors.delta, batch, rows[i], head);
     }
     count_ = rows.count;
   }
@@ -61,6 +59,10 @@ class QueryOperands {
   }
 
  private:
+  static float number(const ConstTensorView& view, std::int64_t batch, std::int64_t row, std::int64_t head) {
+    return *reinterpret_cast<const float*>(row_pointer(view, batch, row, head));
+  }
+
   const Context& context_;
   const BackwardTiles& tiles_;
   float *queries_, *dout_, *query_rows_, *dout_rows_, *lse_log2_, *delta_;
