@@ -40,7 +40,7 @@ class CompleteExecutor final : public Executor {
         transport_(transport),
         pieces_(pieces_of(sharding, problem.tokens, transport.rank())),
         range_(shared_range(problem, sharding, transport.rank())),
-        parcels_(problem, pieces_),
+        parcels_(problem, pieces_, Cargo::keys),
         kernels_(make_cpu_kernels(problem, plan, options.device, {pieces_, true})),
         range_kernels_(make_cpu_kernels(problem, plan, options.device, {{range_}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {

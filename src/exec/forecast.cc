@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "exec/messages.h"
+#include "plan/choice.h"
 
 namespace annulus {
 
@@ -26,16 +27,24 @@ Problem travelling(Problem problem, const std::vector<Strategy>& branches) {
 
 }  // namespace
 
+Forecast::Freight::Freight(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options,
+                           Cargo cargo_)
+    : cargo(cargo_),
+      schedule(travelling(problem, options.branches), sharding, options.strategy, rank, options.slot_bytes, cargo),
+      parcels(problem, schedule.pieces(), cargo) {}
+
 Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank,
                    const RankOptions& options)
     : problem_(problem),
       ranks_(sharding.ranks),
       dealt_out_(shared_segments_of(problem, sharding, resharded(options.branches), rank)),
       plan_(without(plan, dealt_out_)),
-      schedule_(travelling(problem, options.branches), sharding, options.strategy, rank, options.slot_bytes),
-      parcels_(problem, schedule_.pieces()),
-      resharding_(problem, sharding, parcels_, units_of(problem, dealt_out_), rank, options.device),
-      kernels_(make_cpu_kernels(problem, plan_, options.device, {schedule_.pieces(), sharding.ranks > 1})) {
+      key_freight_(problem, sharding, rank, options, Cargo::keys),
+      query_freight_(queries_travel(problem, sharding, options.strategy)
+                         ? std::make_unique<Freight>(problem, sharding, rank, options, Cargo::queries)
+                         : nullptr),
+      resharding_(problem, sharding, key_freight_.parcels, units_of(problem, dealt_out_), rank, options.device),
+      kernels_(make_cpu_kernels(problem, plan_, options.device, {pieces(), sharding.ranks > 1})) {
   if (problem.pattern.gradient != Gradient::detached || sharding.ranks == 1) return;
   for (const Branch& branch : problem.pattern.branches) {
     auto alone = std::make_unique<Alone>();
@@ -55,30 +64,32 @@ TensorView Forecast::sums(float* data, std::int64_t heads) const {
 }
 
 std::int64_t Forecast::count_exchanges(Pass pass) const {
-  return schedule_.count() + (pass == Pass::backward && schedule_.count() > 0 ? Schedule::kReturnLag : 0);
+  const std::int64_t count = freight(pass).schedule.count();
+  return count + (pass == Pass::backward && count > 0 ? Schedule::kReturnLag : 0);
 }
 
 Step Forecast::returning(Pass pass, std::int64_t e) const {
-  return pass == Pass::backward ? schedule_.exchange(e - Schedule::kReturnLag) : Step{};
+  return pass == Pass::backward ? freight(pass).schedule.exchange(e - Schedule::kReturnLag) : Step{};
 }
 
 std::vector<Arrival> Forecast::arrivals(Pass pass, std::int64_t e) const {
-  const Step now = schedule_.exchange(e), then = returning(pass, e);
+  const Step now = freight(pass).schedule.exchange(e), then = returning(pass, e);
   std::vector<Arrival> result;
   for (const int peer : peers_of(now.receives, then.homecomings))
     result.push_back({peer, parcels_for(then.homecomings, peer), parcels_for(now.receives, peer)});
   return result;
 }
 
-std::int64_t Forecast::bytes(const Arrival& arrival) const {
-  return parcels_.bytes(arrival.home, DType::fp32) + parcels_.bytes(arrival.keys, problem_.dtype);
+std::int64_t Forecast::bytes(Pass pass, const Arrival& arrival) const {
+  const ParcelMemory& parcels = freight(pass).parcels;
+  return parcels.bytes(arrival.home, Way::home) + parcels.bytes(arrival.cargo, Way::out);
 }
 
 RankTraffic Forecast::traffic(Pass pass) const {
   RankTraffic traffic;
   for (const std::int64_t bytes : sent_to(pass)) traffic.sent_bytes += bytes;
   for (std::int64_t e = 1; e <= count_exchanges(pass); ++e)
-    for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(arrival);
+    for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(pass, arrival);
   traffic.received_bytes += resharding_.received_bytes(pass);
   if (pass == Pass::backward)
     for (const auto& branch : alone_) traffic.received_bytes += branch->forecast->traffic(Pass::forward).received_bytes;
@@ -88,10 +99,10 @@ RankTraffic Forecast::traffic(Pass pass) const {
 std::vector<std::int64_t> Forecast::sent_to(Pass pass) const {
   std::vector<std::int64_t> result(static_cast<std::size_t>(ranks_), 0);
   for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
-    for (const Message& message : schedule_.exchange(e).sends)
-      result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, problem_.dtype);
+    for (const Message& message : freight(pass).schedule.exchange(e).sends)
+      result[static_cast<std::size_t>(message.peer)] += freight(pass).parcels.bytes(message.parcels, Way::out);
     for (const Message& message : returning(pass, e).returns)
-      result[static_cast<std::size_t>(message.peer)] += parcels_.bytes(message.parcels, DType::fp32);
+      result[static_cast<std::size_t>(message.peer)] += freight(pass).parcels.bytes(message.parcels, Way::home);
   }
   const std::vector<std::int64_t> dealt = resharding_.sent_to(pass);
   for (std::size_t peer = 0; peer < dealt.size(); ++peer) result[peer] += dealt[peer];
@@ -116,9 +127,9 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
   std::int64_t slot = 0, gradient_slot = 0;
   for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
     std::int64_t arriving = 0, gradients = 0;
-    for (const Arrival& arrival : arrivals(pass, e)) arriving += bytes(arrival);
-    for (const Message& message : schedule_.exchange(e).returns)
-      gradients += parcels_.bytes(message.parcels, DType::fp32);
+    for (const Arrival& arrival : arrivals(pass, e)) arriving += bytes(pass, arrival);
+    for (const Message& message : freight(pass).schedule.exchange(e).returns)
+      gradients += freight(pass).parcels.bytes(message.parcels, Way::home);
     slot = std::max(slot, arriving);
     gradient_slot = std::max(gradient_slot, gradients);
   }

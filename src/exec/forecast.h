@@ -16,12 +16,12 @@
 
 namespace annulus {
 
-// A message as it lies in a slot: gradients that come home first, since they are fp32 and want to be aligned, then keys
-// and values.
+// A message as it lies in a slot: gradients that come home first, since they are fp32 and want to be aligned, then what
+// travels out.
 struct Arrival {
   int peer = 0;
   std::vector<Parcel> home;
-  std::vector<Parcel> keys;
+  std::vector<Parcel> cargo;
 };
 
 // The workspace of a pass, carved.
@@ -29,7 +29,7 @@ struct RankMemory {
   std::span<std::byte> kernels;
   SoftmaxStates states;
   std::array<std::byte*, 2> slots{};      // exchange e arrives in slot e % 2
-  std::array<std::byte*, 2> gradients{};  // of the keys in that slot
+  std::array<std::byte*, 2> gradients{};  // of what lies in that slot
   TensorView dq, dk, dv;                  // fp32 sums; the results themselves where those are fp32
   std::span<std::byte> branch;            // for one branch alone, with the detached gradient
   Resharding::Memory reshard;
@@ -43,13 +43,23 @@ class Forecast {
   // Takes a resolved problem and a resolved sharding, which must outlive it; no automatic strategy, one a branch.
   Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank, const RankOptions& options);
 
-  const std::vector<Rows>& pieces() const { return schedule_.pieces(); }
+  const std::vector<Rows>& pieces() const { return key_freight_.schedule.pieces(); }
   std::int64_t rows() const { return count_rows(pieces()); }
-  const Schedule& schedule() const { return schedule_; }
-  const ParcelMemory& parcels() const { return parcels_; }
+  // What travels in a pass, when, and how it lies in memory.
+  struct Freight {
+    Freight(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options, Cargo cargo_);
+
+    Cargo cargo;
+    Schedule schedule;
+    ParcelMemory parcels;
+  };
+  const Freight& freight(Pass pass) const {
+    return pass == Pass::backward && query_freight_ != nullptr ? *query_freight_ : key_freight_;
+  }
+  const ParcelMemory& own_parcels() const { return key_freight_.parcels; }
   const Resharding& resharding() const { return resharding_; }
   // Whether states wait in memory: for keys that arrive, or for results that come home.
-  bool keeps_states() const { return schedule_.last_receive() > 0 || !resharding_.empty(); }
+  bool keeps_states() const { return key_freight_.schedule.last_receive() > 0 || !resharding_.empty(); }
   Kernels& kernels() const { return *kernels_; }
 
   std::int64_t count_exchanges(Pass pass) const;
@@ -57,7 +67,7 @@ class Forecast {
   Step returning(Pass pass, std::int64_t e) const;
   // Who sends what to this rank in exchange e, in the order of the slot.
   std::vector<Arrival> arrivals(Pass pass, std::int64_t e) const;
-  std::int64_t bytes(const Arrival& arrival) const;
+  std::int64_t bytes(Pass pass, const Arrival& arrival) const;
 
   // The detached gradient on several ranks: each branch goes round once more, alone, before backward.
   struct Alone {
@@ -85,8 +95,8 @@ class Forecast {
   int ranks_;
   std::vector<SharedSegment> dealt_out_;  // segments that are not this rank's alone any more
   Plan plan_;                             // of the others
-  Schedule schedule_;
-  ParcelMemory parcels_;
+  Freight key_freight_;
+  std::unique_ptr<Freight> query_freight_;  // backward, where that is cheaper
   Resharding resharding_;
   std::unique_ptr<Kernels> kernels_;
   std::vector<std::unique_ptr<Alone>> alone_;

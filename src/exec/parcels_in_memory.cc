@@ -22,22 +22,41 @@ StridedBlock ParcelMemory::block(const ConstTensorView& view) {
           view.shape[3] * size};
 }
 
-std::int64_t ParcelMemory::bytes(const Parcel& parcel, DType dtype) const {
-  return 2 * problem_.batch * reader_.vectors(parcel) * problem_.head_dim * size_of(dtype);
+ParcelMemory::ParcelMemory(const Problem& problem, const std::vector<Rows>& pieces, Cargo cargo)
+    : packed_as_(cargo == Cargo::keys ? problem : problem_of_queries(problem)), pieces_(pieces), reader_(packed_as_) {
+  const Element vector{problem.dtype, problem.head_dim}, sums{DType::fp32, problem.head_dim}, number{DType::fp32, 1};
+  if (cargo == Cargo::keys) {
+    out_ = {vector, vector};
+    home_ = {sums, sums};
+  } else {
+    out_ = {number, number, vector, vector};
+    home_ = {sums};
+  }
 }
 
-std::int64_t ParcelMemory::bytes(const std::vector<Parcel>& parcels, DType dtype) const {
+std::int64_t ParcelMemory::bytes(const Parcel& parcel, Way way) const {
+  std::int64_t bytes = 0;
+  for (const Element& element : elements(way)) bytes += element.width * size_of(element.dtype);
+  return packed_as_.batch * reader_.vectors(parcel) * bytes;
+}
+
+std::int64_t ParcelMemory::bytes(const std::vector<Parcel>& parcels, Way way) const {
   std::int64_t sum = 0;
-  for (const Parcel& parcel : parcels) sum += bytes(parcel, dtype);
+  for (const Parcel& parcel : parcels) sum += bytes(parcel, way);
   return sum;
 }
 
-PackedPair ParcelMemory::packed(const Parcel& parcel, DType dtype, std::byte* data) const {
+std::vector<TensorView> ParcelMemory::packed(const Parcel& parcel, Way way, std::byte* data) const {
   const bool plain = parcel.branch == kEveryBranch;
   const std::int64_t rows = plain ? parcel.rows.count : reader_.vectors(parcel);
-  const std::array<std::int64_t, 4> shape{problem_.batch, rows, plain ? problem_.kv_heads : 1, problem_.head_dim};
-  const std::int64_t size = shape[0] * shape[1] * shape[2] * shape[3] * size_of(dtype);
-  return {TensorView(data, dtype, shape), TensorView(data + size, dtype, shape)};
+  std::vector<TensorView> views;
+  for (const Element& element : elements(way)) {
+    views.emplace_back(
+        data, element.dtype,
+        std::array<std::int64_t, 4>{packed_as_.batch, rows, plain ? packed_as_.kv_heads : 1, element.width});
+    data += packed_as_.batch * rows * (plain ? packed_as_.kv_heads : 1) * element.width * size_of(element.dtype);
+  }
+  return views;
 }
 
 Rows ParcelMemory::own_rows(const Rows& positions) const {
@@ -51,19 +70,19 @@ Rows ParcelMemory::own_rows(const Rows& positions) const {
   throw std::logic_error("a parcel of rows that this rank does not own");
 }
 
-void ParcelMemory::add_blocks(const Parcel& parcel, const ConstTensorView& first, const ConstTensorView& second,
+void ParcelMemory::add_blocks(const Parcel& parcel, const std::vector<ConstTensorView>& tensors,
                               std::vector<StridedBlock>& blocks) const {
-  for (const ConstTensorView& view : {first, second}) {
+  const auto places = parcel.branch == kEveryBranch ? std::vector<std::vector<Place>>{} : reader_.places(parcel);
+  for (const ConstTensorView& view : tensors) {
     if (parcel.branch == kEveryBranch) {
       blocks.push_back(block(part_of(view, own_rows(parcel.rows))));
       continue;
     }
-    const auto places = reader_.places(parcel);
-    for (std::int64_t batch = 0; batch < problem_.batch; ++batch)
-      for (std::size_t kv_head = 0; kv_head < places.size(); ++kv_head)
-        for (const Place& place : places[kv_head])
+    for (std::int64_t batch = 0; batch < packed_as_.batch; ++batch)
+      for (std::size_t head = 0; head < places.size(); ++head)
+        for (const Place& place : places[head])
           blocks.push_back(
-              block(part_of(sequence(view, batch), own_rows(place.rows), static_cast<std::int64_t>(kv_head))));
+              block(part_of(sequence(view, batch), own_rows(place.rows), static_cast<std::int64_t>(head))));
   }
 }
 

@@ -1,6 +1,8 @@
 // Parcels in memory: as they lie packed in a slot, and as their rows lie in the owner's tensors.
 //
-// Packed, a parcel is two tensors one behind the other: k and v as they are, or dk and dv in fp32.
+// Packed, a parcel is several tensors one behind the other:
+//   keys      k, v            home: dk, dv in fp32
+//   queries   lse, Delta in fp32, then q, dout; home: dq in fp32
 #pragma once
 
 #include <cstddef>
@@ -13,25 +15,21 @@
 
 namespace annulus {
 
-// One tensor of a parcel as it lies packed: [batch, rows, kv_heads, head_dim], or [batch, vectors, 1, head_dim] for a
-// parcel of a branch.
-struct PackedPair {
-  TensorView first;
-  TensorView second;
-};
+enum class Way { out, home };
 
 class ParcelMemory {
  public:
-  ParcelMemory(const Problem& problem, const std::vector<Rows>& pieces)
-      : problem_(problem), pieces_(pieces), reader_(problem) {}
+  // What it is given must outlive it.
+  ParcelMemory(const Problem& problem, const std::vector<Rows>& pieces, Cargo cargo);
 
-  std::int64_t bytes(const Parcel& parcel, DType dtype) const;  // of both tensors
-  std::int64_t bytes(const std::vector<Parcel>& parcels, DType dtype) const;
+  std::int64_t bytes(const Parcel& parcel, Way way) const;
+  std::int64_t bytes(const std::vector<Parcel>& parcels, Way way) const;
 
-  PackedPair packed(const Parcel& parcel, DType dtype, std::byte* data) const;
+  // [batch, rows, heads, width], or [batch, vectors, 1, width] for a parcel of a branch.
+  std::vector<TensorView> packed(const Parcel& parcel, Way way, std::byte* data) const;
 
-  // The bytes of this rank's parcel in its own two tensors [batch, rows, kv_heads, head_dim], in packed order.
-  void add_blocks(const Parcel& parcel, const ConstTensorView& first, const ConstTensorView& second,
+  // The bytes of this rank's parcel in its own tensors [batch, rows, heads, width], in packed order.
+  void add_blocks(const Parcel& parcel, const std::vector<ConstTensorView>& tensors,
                   std::vector<StridedBlock>& blocks) const;
 
   // The parts of a packed tensor of this rank's parcel and those of its own tensor that hold the same rows.
@@ -47,9 +45,16 @@ class ParcelMemory {
   static StridedBlock block(const ConstTensorView& view);
 
  private:
-  const Problem& problem_;
+  struct Element {
+    DType dtype = DType::fp32;
+    std::int64_t width = 0;
+  };
+  const std::vector<Element>& elements(Way way) const { return way == Way::out ? out_ : home_; }
+
+  Problem packed_as_;
   const std::vector<Rows>& pieces_;
   ParcelReader reader_;
+  std::vector<Element> out_, home_;
 };
 
 // Some rows of one head, or of all (head < 0), of a tensor. One that is not there stays so.

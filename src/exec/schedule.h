@@ -16,7 +16,8 @@ class Schedule {
  public:
   static constexpr std::int64_t kReturnLag = 2;
 
-  Schedule(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank, std::int64_t slot_bytes);
+  Schedule(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank, std::int64_t slot_bytes,
+           Cargo cargo = Cargo::keys);
 
   const std::vector<Rows>& pieces() const { return plan_.pieces; }
   std::int64_t count() const { return slices_ * (static_cast<std::int64_t>(plan_.steps.size()) - 1); }

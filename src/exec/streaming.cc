@@ -27,18 +27,20 @@ class StreamingExecutor final : public Executor {
   const Kernels& kernels() const override { return kernels_; }
 
  private:
-  struct Keys {
-    ConstTensorView k, v;  // of this rank
-  };
+  using Tensors = std::vector<ConstTensorView>;  // this rank's, as they travel out
 
   std::vector<KeySource> own_sources(const KeyTensors& tensors) const;
-  std::vector<KeySource> arrived_sources(Pass pass, std::int64_t e, const RankMemory& memory) const;
+  std::vector<KeySource> arrived_keys(Pass pass, std::int64_t e, const RankMemory& memory) const;
+  std::vector<QuerySource> arrived_queries(std::int64_t e, const RankMemory& memory) const;
+  template <class F>
+  void for_each_arrived(Pass pass, std::int64_t e, const RankMemory& memory, F f) const;
 
-  void post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const;
+  void post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const;
   void wait(std::int64_t e) const;
-  void add_gradients(const Step& then, int peer, const std::byte* data, std::vector<StridedBlock>& blocks) const;
-  void add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory, const Keys& own,
-                std::vector<StridedBlock>& blocks) const;
+  void add_gradients(const Step& then, const ParcelMemory& parcels, int peer, const std::byte* data,
+                     std::vector<StridedBlock>& blocks) const;
+  void add_cargo(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory,
+                 const Tensors& own, std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
   static constexpr std::int64_t kGoOut = -1, kComeHome = 0;  // the exchanges before the first one of the schedule
@@ -53,8 +55,7 @@ class StreamingExecutor final : public Executor {
   Transport& transport_;
   Forecast forecast_;
   std::vector<std::unique_ptr<StreamingExecutor>> branches_;  // each alone, for the detached gradient
-  const Schedule& schedule_;
-  const ParcelMemory& parcels_;
+  Problem query_problem_;                                     // how parcels of queries are packed
   Kernels& kernels_;
   Recorder own_recorder_;
   Recorder& recorder_;
@@ -66,8 +67,7 @@ StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, c
     : problem_(problem),
       transport_(transport),
       forecast_(problem, plan, sharding, transport.rank(), options),
-      schedule_(forecast_.schedule()),
-      parcels_(forecast_.parcels()),
+      query_problem_(problem_of_queries(problem)),
       kernels_(forecast_.kernels()),
       recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
   RankOptions alone_options = options;
@@ -95,51 +95,63 @@ std::vector<KeySource> StreamingExecutor::own_sources(const KeyTensors& tensors)
   return sources;
 }
 
-// Keys that exchange e brought and that this rank's queries can see; in backward also where their gradients go.
-std::vector<KeySource> StreamingExecutor::arrived_sources(Pass pass, std::int64_t e, const RankMemory& memory) const {
-  std::vector<KeySource> sources;
+// f(parcel, packed tensors, gradients) for what exchange e brought and what has something to meet here.
+template <class F>
+void StreamingExecutor::for_each_arrived(Pass pass, std::int64_t e, const RankMemory& memory, F f) const {
+  const ParcelMemory& parcels = forecast_.freight(pass).parcels;
   std::byte* data = memory.slot(e);
   std::byte* gradients = memory.gradient_slot(e);
-  const std::vector<Message> returns = schedule_.exchange(e).returns;
+  const std::vector<Message> returns = forecast_.freight(pass).schedule.exchange(e).returns;
   for (const Arrival& arrival : forecast_.arrivals(pass, e)) {
-    data += parcels_.bytes(arrival.home, DType::fp32);
-    const bool seen = std::any_of(returns.begin(), returns.end(),
-                                  [&](const Message& message) { return message.parcels == arrival.keys; });
-    for (const Parcel& parcel : arrival.keys) {
-      const PackedPair keys = parcels_.packed(parcel, problem_.dtype, data);
-      data += parcels_.bytes(parcel, problem_.dtype);
-      if (!seen) continue;
-      KeyTensors tensors{keys.first, keys.second, {}, {}};
-      if (pass == Pass::backward) {
-        const PackedPair sums = parcels_.packed(parcel, DType::fp32, gradients);
-        gradients += parcels_.bytes(parcel, DType::fp32);
-        tensors.dk = sums.first;
-        tensors.dv = sums.second;
-      }
-      sources.push_back({problem_, parcel, tensors});
+    data += parcels.bytes(arrival.home, Way::home);
+    const bool met = std::any_of(returns.begin(), returns.end(),
+                                 [&](const Message& message) { return message.parcels == arrival.cargo; });
+    for (const Parcel& parcel : arrival.cargo) {
+      if (met) f(parcel, parcels.packed(parcel, Way::out, data), parcels.packed(parcel, Way::home, gradients));
+      data += parcels.bytes(parcel, Way::out);
+      if (met && pass == Pass::backward) gradients += parcels.bytes(parcel, Way::home);
     }
   }
+}
+
+std::vector<KeySource> StreamingExecutor::arrived_keys(Pass pass, std::int64_t e, const RankMemory& memory) const {
+  std::vector<KeySource> sources;
+  for_each_arrived(pass, e, memory, [&](const Parcel& parcel, const auto& cargo, const auto& gradients) {
+    KeyTensors tensors{cargo[0], cargo[1], {}, {}};
+    if (pass == Pass::backward) tensors.dk = gradients[0], tensors.dv = gradients[1];
+    sources.push_back({problem_, parcel, tensors});
+  });
+  return sources;
+}
+
+std::vector<QuerySource> StreamingExecutor::arrived_queries(std::int64_t e, const RankMemory& memory) const {
+  std::vector<QuerySource> sources;
+  for_each_arrived(Pass::backward, e, memory, [&](const Parcel& parcel, const auto& cargo, const auto& gradients) {
+    sources.push_back({query_problem_,
+                       parcel,
+                       {.q = cargo[2], .dout = cargo[3], .lse = cargo[0], .delta = cargo[1], .dq = gradients[0]}});
+  });
   return sources;
 }
 
 // ---- exchanges
 
-void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Keys& own) const {
+void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const {
   if (e > forecast_.count_exchanges(pass)) return;
   Exchange exchange{.plan = plan_hash_, .step = step_of(e), .sends = {}, .receives = {}};
-  const Step now = schedule_.exchange(e), then = forecast_.returning(pass, e);
+  const Step now = forecast_.freight(pass).schedule.exchange(e), then = forecast_.returning(pass, e);
   std::int64_t moved = 0;
   for (const int peer : peers_of(now.sends, then.returns)) {
     Send send{.peer = peer, .blocks = {}};
-    add_gradients(then, peer, memory.gradient_slot(e), send.blocks);
-    add_keys(pass, e, parcels_for(now.sends, peer), memory, own, send.blocks);
+    add_gradients(then, forecast_.freight(pass).parcels, peer, memory.gradient_slot(e), send.blocks);
+    add_cargo(pass, e, parcels_for(now.sends, peer), memory, own, send.blocks);
     moved += total_bytes(send.blocks);
     exchange.sends.push_back(std::move(send));
   }
   std::byte* data = memory.slot(e);
   for (const Arrival& arrival : forecast_.arrivals(pass, e)) {
-    exchange.receives.push_back({arrival.peer, {data, static_cast<std::size_t>(forecast_.bytes(arrival))}});
-    data += forecast_.bytes(arrival);
+    exchange.receives.push_back({arrival.peer, {data, static_cast<std::size_t>(forecast_.bytes(pass, arrival))}});
+    data += forecast_.bytes(pass, arrival);
   }
   if (exchange.sends.empty() && exchange.receives.empty()) return;
   recorder_.time("post", e, moved, [&] { transport_.post(exchange); });
@@ -149,47 +161,51 @@ void StreamingExecutor::wait(std::int64_t e) const {
   recorder_.time("wait", e, 0, [&] { transport_.wait(); });
 }
 
-// Gradients for `peer`. They lie in their slot in the order in which the keys arrived.
-void StreamingExecutor::add_gradients(const Step& then, int peer, const std::byte* data,
+// Gradients for `peer`. They lie in their slot in the order in which what they belong to arrived.
+void StreamingExecutor::add_gradients(const Step& then, const ParcelMemory& parcels, int peer, const std::byte* data,
                                       std::vector<StridedBlock>& blocks) const {
   for (const Message& receive : then.receives)
     for (const Message& message : then.returns) {
       if (message.parcels != receive.parcels) continue;
-      const std::int64_t size = parcels_.bytes(message.parcels, DType::fp32);
+      const std::int64_t size = parcels.bytes(message.parcels, Way::home);
       if (message.peer == peer) blocks.push_back({data, {}, size});
       data += size;
     }
 }
 
-// This rank's own keys, or those that the exchange before has brought and that go on.
-void StreamingExecutor::add_keys(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory,
-                                 const Keys& own, std::vector<StridedBlock>& blocks) const {
+// This rank's own rows, or those that the exchange before has brought and that go on.
+void StreamingExecutor::add_cargo(Pass pass, std::int64_t e, const std::vector<Parcel>& list, const RankMemory& memory,
+                                  const Tensors& own, std::vector<StridedBlock>& blocks) const {
   if (list.empty()) return;
+  const ParcelMemory& parcels = forecast_.freight(pass).parcels;
   if (list.front().owner == transport_.rank()) {
-    for (const Parcel& parcel : list) parcels_.add_blocks(parcel, own.k, own.v, blocks);
+    for (const Parcel& parcel : list) parcels.add_blocks(parcel, own, blocks);
     return;
   }
   const std::byte* data = memory.slot(e - 1);
   for (const Arrival& arrival : forecast_.arrivals(pass, e - 1)) {
-    data += parcels_.bytes(arrival.home, DType::fp32);
-    const std::int64_t size = parcels_.bytes(arrival.keys, problem_.dtype);
-    if (arrival.keys == list) return blocks.push_back({data, {}, size});
+    data += parcels.bytes(arrival.home, Way::home);
+    const std::int64_t size = parcels.bytes(arrival.cargo, Way::out);
+    if (arrival.cargo == list) return blocks.push_back({data, {}, size});
     data += size;
   }
   throw std::logic_error("keys are to be passed on that have not arrived");
 }
 
-// Gradients of this rank's keys that exchange e brought home.
+// Gradients of what this rank sent, which exchange e brought home.
 void StreamingExecutor::add_home(std::int64_t e, const RankMemory& memory) const {
+  const auto& [cargo, schedule, parcels] = forecast_.freight(Pass::backward);
+  const std::vector<TensorView> sums =
+      cargo == Cargo::keys ? std::vector{memory.dk, memory.dv} : std::vector{memory.dq};
   std::byte* data = memory.slot(e);
   for (const Arrival& arrival : forecast_.arrivals(Pass::backward, e)) {
     for (const Parcel& parcel : arrival.home) {
-      const PackedPair packed = parcels_.packed(parcel, DType::fp32, data);
-      data += parcels_.bytes(parcel, DType::fp32);
-      for (const auto& [from, to] : parcels_.matches(parcel, packed.first, memory.dk)) kernels_.add(from, to);
-      for (const auto& [from, to] : parcels_.matches(parcel, packed.second, memory.dv)) kernels_.add(from, to);
+      const std::vector<TensorView> packed = parcels.packed(parcel, Way::home, data);
+      data += parcels.bytes(parcel, Way::home);
+      for (std::size_t i = 0; i < sums.size(); ++i)
+        for (const auto& [from, to] : parcels.matches(parcel, packed[i], sums[i])) kernels_.add(from, to);
     }
-    data += parcels_.bytes(arrival.keys, problem_.dtype);
+    data += parcels.bytes(arrival.cargo, Way::out);
   }
 }
 
@@ -218,12 +234,13 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
 void StreamingExecutor::forward(ForwardArgs args) const {
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_forward(carver, args.out);
-  const Keys own{args.k, args.v};
+  const Tensors own{args.k, args.v};
   args.workspace = memory.kernels;
   const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources, bool first, bool last) {
     recorder_.time("attend", e, 0, [&] { kernels_.forward(args, {sources, first, last, memory.states}); });
   };
   const bool more = forecast_.keeps_states();
+  const std::int64_t last_receive = forecast_.freight(Pass::forward).schedule.last_receive();
   const auto attend_own = [&] { attend(0, own_sources({args.k, args.v, {}, {}}), true, !more); };
   if (!forecast_.resharding().empty()) {
     Resharding::Tensors tensors;
@@ -234,12 +251,12 @@ void StreamingExecutor::forward(ForwardArgs args) const {
     post(Pass::forward, 1, memory, own);
     attend_own();
   }
-  if (more && schedule_.last_receive() == 0) attend(0, {}, false, true);
+  if (more && last_receive == 0) attend(0, {}, false, true);
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::forward); ++e) {
     wait(e);
     post(Pass::forward, e + 1, memory, own);
-    const bool last = e == schedule_.last_receive();
-    const std::vector<KeySource> sources = arrived_sources(Pass::forward, e, memory);
+    const bool last = e == last_receive;
+    const std::vector<KeySource> sources = arrived_keys(Pass::forward, e, memory);
     if (!sources.empty() || last) attend(e, sources, false, last);
   }
 }
@@ -257,24 +274,30 @@ void StreamingExecutor::make_deltas(const BackwardArgs& args, const RankMemory& 
 void StreamingExecutor::backward(BackwardArgs args) const {
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_backward(carver, args);
-  const Keys own{args.k, args.v};
   args.workspace = memory.kernels;
   if (is_detached()) make_deltas(args, memory);
   // No keys yet: Delta is made, and dq starts at 0. One rank alone has all keys at once.
   const bool one_rank = transport_.size() == 1;
   if (!one_rank) kernels_.backward(args, {.sources = {}, .has_delta = is_detached(), .dq = memory.dq});
-  const auto attend = [&](std::int64_t e, const std::vector<KeySource>& sources) {
-    recorder_.time("attend", e, 0,
-                   [&] { kernels_.backward(args, {.sources = sources, .first = one_rank, .dq = memory.dq}); });
+  const auto attend = [&](std::int64_t e, const BackwardStep& step) {
+    recorder_.time("attend", e, 0, [&] { kernels_.backward(args, step); });
   };
-  const auto attend_own = [&] { attend(0, own_sources({args.k, args.v, memory.dk, memory.dv})); };
+  const std::vector<KeySource> own_keys = own_sources({args.k, args.v, memory.dk, memory.dv});
+  const auto attend_own = [&] { attend(0, {.sources = own_keys, .first = one_rank, .dq = memory.dq}); };
+  const float* delta = one_rank ? nullptr : kernels_.delta(args);
+  const auto numbers = [&](const float* data) {
+    return single_numbers<const void>(data, problem_.batch, forecast_.rows(), problem_.heads);
+  };
+  const bool keys_travel = forecast_.freight(Pass::backward).cargo == Cargo::keys;
+  const Tensors own =
+      keys_travel ? Tensors{args.k, args.v} : Tensors{numbers(args.lse.data()), numbers(delta), args.q, args.dout};
   if (!forecast_.resharding().empty()) {
     const Resharding::Tensors tensors{.q = args.q,
                                       .k = args.k,
                                       .v = args.v,
                                       .dout = args.dout,
                                       .lse = args.lse.data(),
-                                      .delta = kernels_.delta(args),
+                                      .delta = delta,
                                       .states = {},
                                       .dq = memory.dq,
                                       .dk = memory.dk,
@@ -289,8 +312,13 @@ void StreamingExecutor::backward(BackwardArgs args) const {
     wait(e);
     add_home(e, memory);
     post(Pass::backward, e + 1, memory, own);
-    const std::vector<KeySource> sources = arrived_sources(Pass::backward, e, memory);
-    if (!sources.empty()) attend(e, sources);
+    if (keys_travel) {
+      const std::vector<KeySource> keys = arrived_keys(Pass::backward, e, memory);
+      if (!keys.empty()) attend(e, {.sources = keys, .first = false, .dq = memory.dq});
+    } else {
+      const std::vector<QuerySource> visitors = arrived_queries(e, memory);
+      if (!visitors.empty()) attend(e, {.sources = own_keys, .visitors = visitors, .first = false, .dq = {}});
+    }
   }
   if (!forecast_.stores_sums()) return;
   kernels_.round(memory.dq, args.dq);

@@ -6,6 +6,8 @@
 
 #include "annulus/errors.h"
 #include "annulus/problem.h"
+#include "plan/parcel.h"
+#include "plan/phase.h"
 #include "plan/reshard.h"
 
 namespace annulus {
@@ -151,6 +153,26 @@ RankOptions with_strategies(RankOptions options, const Problem& problem, const S
         "reshard needs contiguous or zigzag shards, the exact gradient and no padding like torchscale's; got another "
         "problem: use exchange");
   return options;
+}
+
+bool queries_travel(const Problem& problem, const Sharding& sharding, Strategy strategy) {
+  if (strategy != Strategy::exchange || problem.pattern.gradient == Gradient::detached || sharding.ranks == 1)
+    return false;
+  // Rows of heads that travel for each row of a segment, all branches together.
+  const auto rows_of_heads = [&](const Problem& packed_as) {
+    double sum = 0;
+    for (std::size_t i = 0; i < packed_as.pattern.branches.size(); ++i) {
+      const auto dilation = static_cast<double>(packed_as.pattern.branches[i].dilation);
+      for (std::int64_t head = 0; head < packed_as.kv_heads; ++head)
+        for (const Takers& takers : takers_of(packed_as, static_cast<int>(i), head))
+          sum += static_cast<double>(takers.classes.count) / dilation;
+    }
+    return sum;
+  };
+  const auto dim = static_cast<double>(problem.head_dim);
+  const auto size = static_cast<double>(size_of(problem.dtype));
+  return rows_of_heads(problem_of_queries(problem)) * (2 * dim * size + 8 + 4 * dim) <
+         rows_of_heads(problem) * (2 * dim * size + 8 * dim);
 }
 
 }  // namespace annulus

@@ -36,6 +36,10 @@ struct Choice {
   std::vector<BranchChoice> branches;  // how the chosen one serves each branch
 };
 
+// Backward of `exchange`: whether queries go to the keys (q, dout, lse and Delta out, dq home) rather than keys to the
+// queries (k and v out, dk and dv home), since that moves fewer bytes. The same on all ranks.
+bool queries_travel(const Problem& problem, const Sharding& sharding, Strategy strategy);
+
 // Fills in one strategy a branch, and the one for those that are not dealt out. Throws InvalidArgument or Unsupported.
 RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding);
 

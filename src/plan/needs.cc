@@ -18,7 +18,7 @@ std::pair<std::int64_t, std::int64_t> shared_document(const Problem& problem, co
 
 // The parcels for queries of one block and keys of another. At most one segment of a branch reaches from the one into
 // the other.
-void add_block_parcels(const Problem& problem, const Rows& queries, const Rows& keys, int owner,
+void add_block_parcels(const Problem& problem, const Rows& queries, const Rows& keys, const Need& need,
                        std::vector<Parcel>& parcels) {
   const auto [begin, end] = shared_document(problem, queries, keys);
   if (begin == end) return;
@@ -27,26 +27,33 @@ void add_block_parcels(const Problem& problem, const Rows& queries, const Rows& 
     const std::int64_t length = std::min(branch.segment, end - begin);
     const std::int64_t segment_begin = begin + (std::max(queries.first, keys.first) - begin) / length * length;
     const std::int64_t segment_end = std::min(segment_begin + length, end);
-    const Rows here = cut(queries, segment_begin, segment_end);
-    if (here.empty()) continue;
-    const Rows seen = cut(keys, segment_begin, problem.causal ? std::min(segment_end, here.last() + 1) : segment_end);
-    if (seen.empty()) continue;
-    parcels.push_back({owner, seen, static_cast<int>(i), segment_begin, segment_end - segment_begin});
+    Rows seeing = cut(queries, segment_begin, segment_end);
+    Rows seen = cut(keys, segment_begin, segment_end);
+    if (seeing.empty() || seen.empty()) continue;
+    if (problem.causal) {
+      const Rows all_seen = seen;
+      seen = cut(seen, segment_begin, seeing.last() + 1);
+      seeing = cut(seeing, all_seen.first, segment_end);
+      if (seeing.empty() || seen.empty()) continue;
+    }
+    parcels.push_back({need.owner, need.cargo == Cargo::keys ? seen : seeing, static_cast<int>(i), segment_begin,
+                       segment_end - segment_begin});
   }
 }
 
-// Two blocks of queries may need the same segment of the same keys: it travels once, as far as the later block sees it.
+// Two blocks of one rank may need the same segment of the same block of the other: it travels once, as far as either
+// needs it.
 void merge_parcels(std::vector<Parcel>& parcels) {
   std::vector<Parcel> merged;
   for (const Parcel& parcel : parcels) {
     const auto same = std::find_if(merged.begin(), merged.end(), [&](const Parcel& other) {
       return other.branch == parcel.branch && other.segment_begin == parcel.segment_begin &&
-             other.rows.first == parcel.rows.first;
+             (other.rows.first == parcel.rows.first || other.rows.last() == parcel.rows.last());
     });
     if (same == merged.end())
       merged.push_back(parcel);
-    else
-      same->rows.count = std::max(same->rows.count, parcel.rows.count);
+    else if (parcel.rows.count > same->rows.count)
+      same->rows = parcel.rows;
   }
   parcels = std::move(merged);
 }
@@ -64,15 +71,16 @@ bool stripes_meet(const Problem& problem, int ranks, const Rows& queries, const 
 }  // namespace
 
 std::vector<Parcel> needed_parcels(const ParcelReader& reader, const Problem& problem, const Sharding& sharding,
-                                   int receiver, int owner) {
+                                   const Need& need) {
   std::vector<Parcel> parcels;
-  const std::vector<Rows> all_keys = pieces_of(sharding, problem.tokens, owner);
-  for (const Rows& queries : pieces_of(sharding, problem.tokens, receiver))
+  const bool keys_travel = need.cargo == Cargo::keys;
+  const std::vector<Rows> all_keys = pieces_of(sharding, problem.tokens, keys_travel ? need.owner : need.receiver);
+  for (const Rows& queries : pieces_of(sharding, problem.tokens, keys_travel ? need.receiver : need.owner))
     for (const Rows& keys : all_keys) {
       if (sharding.layout != Layout::striped)
-        add_block_parcels(problem, queries, keys, owner, parcels);
+        add_block_parcels(problem, queries, keys, need, parcels);
       else if (stripes_meet(problem, sharding.ranks, queries, keys))
-        parcels.push_back({.owner = owner, .rows = keys});
+        parcels.push_back({.owner = need.owner, .rows = keys_travel ? keys : queries});
     }
   merge_parcels(parcels);
   std::erase_if(parcels, [&](const Parcel& parcel) { return reader.vectors(parcel) == 0; });

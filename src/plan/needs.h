@@ -4,13 +4,21 @@
 #include <vector>
 
 #include "plan/parcel.h"
+#include "plan/rank_plan.h"
 #include "plan/shard.h"
 
 namespace annulus {
 
-// What `receiver` must be sent of the rows of `owner`, and nothing else. Takes resolved arguments.
+struct Need {
+  int receiver = 0;
+  int owner = 0;
+  Cargo cargo = Cargo::keys;
+};
+
+// What the receiver must be sent of the rows of the owner, and nothing else: keys that its queries can see, or queries
+// that can see its keys. Takes resolved arguments and a reader of that cargo.
 std::vector<Parcel> needed_parcels(const ParcelReader& reader, const Problem& problem, const Sharding& sharding,
-                                   int receiver, int owner);
+                                   const Need& need);
 
 // Whether any query of `receiver` lies in a segment with a key of `owner` that it may see: quicker to tell, and at
 // times true where no class has both.

@@ -13,14 +13,15 @@ constexpr NameTable<Strategy, 6> kStrategies{{{Strategy::automatic, "auto"},
                                               {Strategy::gather, "gather"},
                                               {Strategy::replicated, "replicated"}}};
 
-std::vector<Step> make_steps(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank) {
+std::vector<Step> make_steps(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank,
+                             Cargo cargo) {
   switch (strategy) {
     case Strategy::automatic:
     case Strategy::replicated:
       break;                 // the one is resolved long before, the other moves no keys
     case Strategy::reshard:  // what it leaves over
     case Strategy::exchange:
-      return plan_exchange(problem, sharding, rank);
+      return plan_exchange(problem, sharding, rank, cargo);
     case Strategy::ring:
       return plan_ring(problem, sharding, rank);
     case Strategy::gather:
@@ -41,8 +42,8 @@ std::int64_t message_bytes(const ParcelReader& reader, const std::vector<Message
 std::string_view name(Strategy strategy) { return find_name(kStrategies, strategy); }
 Strategy parse_strategy(std::string_view text) { return find_value(kStrategies, "the strategy", text); }
 
-RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank) {
-  return {pieces_of(sharding, problem.tokens, rank), make_steps(problem, sharding, strategy, rank)};
+RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank, Cargo cargo) {
+  return {pieces_of(sharding, problem.tokens, rank), make_steps(problem, sharding, strategy, rank, cargo)};
 }
 
 std::int64_t received_bytes(const Problem& problem, const RankPlan& plan) {

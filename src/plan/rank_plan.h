@@ -3,7 +3,7 @@
 //
 // In step 0 a rank attends to its own keys. What step i > 0 receives has arrived before its keys are attended to, while
 // step i - 1 is computed. All ranks have the same number of steps, and what one sends in a step the other receives in
-// it. In backward, dk and dv of what a step received are handed back to their owner.
+// it. In backward, gradients of what a step received are handed back to their owner.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,9 @@
 #include "plan/shard.h"
 
 namespace annulus {
+
+// What travels: keys and values to the queries that see them, or, in backward, queries to the keys that they see.
+enum class Cargo { keys, queries };
 
 struct Message {
   int peer = 0;
@@ -26,8 +29,8 @@ struct Message {
 struct Step {
   std::vector<Message> sends;
   std::vector<Message> receives;
-  std::vector<Message> returns;      // backward: gradients of received keys, to their owners
-  std::vector<Message> homecomings;  // backward: gradients of this rank's keys, from those who used them
+  std::vector<Message> returns;      // backward: gradients of what was received, to its owners
+  std::vector<Message> homecomings;  // backward: gradients of what this rank sent, from those who used it
 };
 
 struct RankPlan {
@@ -36,7 +39,9 @@ struct RankPlan {
 };
 
 // Takes a resolved problem and a resolved sharding.
-RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank);
+// Queries travel by exchange alone.
+RankPlan make_rank_plan(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank,
+                        Cargo cargo = Cargo::keys);
 
 // Bytes of keys and values that a rank receives or sends.
 std::int64_t received_bytes(const Problem& problem, const RankPlan& plan);

@@ -9,7 +9,7 @@
 namespace annulus {
 
 // A planner fills in the steps of one rank.
-std::vector<Step> plan_exchange(const Problem& problem, const Sharding& sharding, int rank);
+std::vector<Step> plan_exchange(const Problem& problem, const Sharding& sharding, int rank, Cargo cargo);
 std::vector<Step> plan_ring(const Problem& problem, const Sharding& sharding, int rank);
 std::vector<Step> plan_gather(const Problem& problem, const Sharding& sharding, int rank);
 

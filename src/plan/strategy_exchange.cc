@@ -5,15 +5,16 @@
 
 namespace annulus {
 
-std::vector<Step> plan_exchange(const Problem& problem, const Sharding& sharding, int rank) {
-  const ParcelReader reader(problem);
+std::vector<Step> plan_exchange(const Problem& problem, const Sharding& sharding, int rank, Cargo cargo) {
+  const Problem packed_as = cargo == Cargo::keys ? problem : problem_of_queries(problem);
+  const ParcelReader reader(packed_as);
   std::vector<Step> steps(static_cast<std::size_t>(sharding.ranks));
   for (int s = 1; s < sharding.ranks; ++s) {
     Step& step = steps[static_cast<std::size_t>(s)];
     const int from = behind(rank, s, sharding.ranks);
     const int to = ahead(rank, s, sharding.ranks);
-    add_message(step.receives, from, needed_parcels(reader, problem, sharding, rank, from));
-    add_message(step.sends, to, needed_parcels(reader, problem, sharding, to, rank));
+    add_message(step.receives, from, needed_parcels(reader, problem, sharding, {rank, from, cargo}));
+    add_message(step.sends, to, needed_parcels(reader, problem, sharding, {to, rank, cargo}));
     step.returns = step.receives;
     step.homecomings = step.sends;
   }

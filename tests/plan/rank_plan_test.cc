@@ -67,9 +67,11 @@ struct Whole {
   }
 };
 
-std::vector<RankPlan> all_plans(const Problem& problem, const Sharding& sharding, Strategy strategy) {
+std::vector<RankPlan> all_plans(const Problem& problem, const Sharding& sharding, Strategy strategy,
+                                Cargo cargo = Cargo::keys) {
   std::vector<RankPlan> plans;
-  for (int rank = 0; rank < sharding.ranks; ++rank) plans.push_back(make_rank_plan(problem, sharding, strategy, rank));
+  for (int rank = 0; rank < sharding.ranks; ++rank)
+    plans.push_back(make_rank_plan(problem, sharding, strategy, rank, cargo));
   return plans;
 }
 
@@ -89,26 +91,38 @@ RC_GTEST_PROP(RankPlanProperty, EveryPairIsComputedOnce, ()) {
   }
 }
 
+using Traffic = std::map<std::tuple<std::size_t, int, int>, std::vector<Parcel>>;  // by step, source, destination
+
+void add_messages(Traffic& traffic, std::size_t step, int rank, bool sends, const std::vector<Message>& messages) {
+  for (const Message& message : messages)
+    RC_ASSERT(
+        traffic.try_emplace({step, sends ? rank : message.peer, sends ? message.peer : rank}, message.parcels).second);
+}
+
+void check_messages(const std::vector<RankPlan>& plans) {
+  Traffic sent, received, returned, come_home;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    const auto& steps = plans[rank].steps;
+    RC_ASSERT(steps.size() == plans[0].steps.size());
+    RC_ASSERT(steps[0].sends.empty());
+    RC_ASSERT(steps[0].receives.empty());
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      add_messages(sent, s, static_cast<int>(rank), true, steps[s].sends);
+      add_messages(received, s, static_cast<int>(rank), false, steps[s].receives);
+      add_messages(returned, s, static_cast<int>(rank), true, steps[s].returns);
+      add_messages(come_home, s, static_cast<int>(rank), false, steps[s].homecomings);
+    }
+  }
+  RC_ASSERT(sent == received);
+  RC_ASSERT(returned == come_home);
+}
+
 RC_GTEST_PROP(RankPlanProperty, EverySendHasItsReceive, ()) {
   const Problem problem = support::draw_problem(40, 2);
   const Sharding sharding = draw_sharding(problem.tokens, 6);
-  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {
-    const std::vector<RankPlan> plans = all_plans(problem, sharding, strategy);
-    std::map<std::tuple<std::size_t, int, int>, std::vector<Parcel>> sent, received;  // by step, source, destination
-    for (int rank = 0; rank < sharding.ranks; ++rank) {
-      const auto& steps = plans[static_cast<std::size_t>(rank)].steps;
-      RC_ASSERT(steps.size() == plans[0].steps.size());
-      RC_ASSERT(steps[0].sends.empty());
-      RC_ASSERT(steps[0].receives.empty());
-      for (std::size_t s = 0; s < steps.size(); ++s) {
-        for (const Message& message : steps[s].sends)
-          RC_ASSERT(sent.try_emplace({s, rank, message.peer}, message.parcels).second);
-        for (const Message& message : steps[s].receives)
-          RC_ASSERT(received.try_emplace({s, message.peer, rank}, message.parcels).second);
-      }
-    }
-    RC_ASSERT(sent == received);
-  }
+  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather})
+    check_messages(all_plans(problem, sharding, strategy));
+  check_messages(all_plans(problem, sharding, Strategy::exchange, Cargo::queries));
 }
 
 // Exchange moves exactly the key rows that some query of the receiver can see. (Causal parcels end at the last query of
@@ -165,7 +179,7 @@ TEST(RankPlan, BytesOfALongBranch) {
   const std::int64_t length = problem.tokens / 8, element_bytes = 4;
   for (int rank = 0; rank < 8; ++rank) {
     const auto bytes = [&](Strategy strategy) {
-      return received_bytes(problem, make_rank_plan(problem, sharding, strategy, rank));
+      return received_bytes(problem, make_rank_plan(problem, sharding, strategy, rank, cargo));
     };
     EXPECT_EQ(bytes(Strategy::exchange), 2 * (problem.tokens - length) * 16 * 64 * element_bytes / 16);
     EXPECT_EQ(bytes(Strategy::ring), 2 * 7 * length * 16 * 64 * element_bytes);
