@@ -179,7 +179,7 @@ TEST(RankPlan, BytesOfALongBranch) {
   const std::int64_t length = problem.tokens / 8, element_bytes = 4;
   for (int rank = 0; rank < 8; ++rank) {
     const auto bytes = [&](Strategy strategy) {
-      return received_bytes(problem, make_rank_plan(problem, sharding, strategy, rank, cargo));
+      return received_bytes(problem, make_rank_plan(problem, sharding, strategy, rank));
     };
     EXPECT_EQ(bytes(Strategy::exchange), 2 * (problem.tokens - length) * 16 * 64 * element_bytes / 16);
     EXPECT_EQ(bytes(Strategy::ring), 2 * 7 * length * 16 * 64 * element_bytes);
