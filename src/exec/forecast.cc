@@ -85,11 +85,16 @@ std::int64_t Forecast::bytes(Pass pass, const Arrival& arrival) const {
   return parcels.bytes(arrival.home, Way::home) + parcels.bytes(arrival.cargo, Way::out);
 }
 
+// Slices of a step together are the step.
 RankTraffic Forecast::traffic(Pass pass) const {
   RankTraffic traffic;
   for (const std::int64_t bytes : sent_to(pass)) traffic.sent_bytes += bytes;
-  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e)
-    for (const Arrival& arrival : arrivals(pass, e)) traffic.received_bytes += bytes(pass, arrival);
+  const auto& [cargo, schedule, parcels] = freight(pass);
+  for (const Step& step : schedule.steps()) {
+    for (const Message& message : step.receives) traffic.received_bytes += parcels.bytes(message.parcels, Way::out);
+    if (pass == Pass::forward) continue;
+    for (const Message& message : step.homecomings) traffic.received_bytes += parcels.bytes(message.parcels, Way::home);
+  }
   traffic.received_bytes += resharding_.received_bytes(pass);
   if (pass == Pass::backward)
     for (const auto& branch : alone_) traffic.received_bytes += branch->forecast->traffic(Pass::forward).received_bytes;
@@ -97,15 +102,15 @@ RankTraffic Forecast::traffic(Pass pass) const {
 }
 
 std::vector<std::int64_t> Forecast::sent_to(Pass pass) const {
-  std::vector<std::int64_t> result(static_cast<std::size_t>(ranks_), 0);
-  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
-    for (const Message& message : freight(pass).schedule.exchange(e).sends)
-      result[static_cast<std::size_t>(message.peer)] += freight(pass).parcels.bytes(message.parcels, Way::out);
-    for (const Message& message : returning(pass, e).returns)
-      result[static_cast<std::size_t>(message.peer)] += freight(pass).parcels.bytes(message.parcels, Way::home);
+  std::vector<std::int64_t> result = resharding_.sent_to(pass);
+  const auto& [cargo, schedule, parcels] = freight(pass);
+  for (const Step& step : schedule.steps()) {
+    for (const Message& message : step.sends)
+      result[static_cast<std::size_t>(message.peer)] += parcels.bytes(message.parcels, Way::out);
+    if (pass == Pass::forward) continue;
+    for (const Message& message : step.returns)
+      result[static_cast<std::size_t>(message.peer)] += parcels.bytes(message.parcels, Way::home);
   }
-  const std::vector<std::int64_t> dealt = resharding_.sent_to(pass);
-  for (std::size_t peer = 0; peer < dealt.size(); ++peer) result[peer] += dealt[peer];
   if (pass == Pass::backward)
     for (const auto& branch : alone_) {
       const std::vector<std::int64_t> more = branch->forecast->sent_to(Pass::forward);
@@ -124,19 +129,27 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
     kernel_bytes += part.bytes;
   }
   if (!carver.measuring()) memory.kernels = {kernel_memory, static_cast<std::size_t>(kernel_bytes)};
-  std::int64_t slot = 0, gradient_slot = 0;
-  for (std::int64_t e = 1; e <= count_exchanges(pass); ++e) {
-    std::int64_t arriving = 0, gradients = 0;
-    for (const Arrival& arrival : arrivals(pass, e)) arriving += bytes(pass, arrival);
-    for (const Message& message : freight(pass).schedule.exchange(e).returns)
-      gradients += freight(pass).parcels.bytes(message.parcels, Way::home);
-    slot = std::max(slot, arriving);
-    gradient_slot = std::max(gradient_slot, gradients);
+  // What travels out in a step, what comes home of it, and what is made for others, all by slices.
+  const auto& [cargo, schedule, parcels] = freight(pass);
+  std::vector<std::int64_t> out, home;
+  std::int64_t made = 0;
+  for (const Step& step : schedule.steps()) {
+    out.push_back(parcels.most_bytes(step.receives, Way::out, schedule.slices()));
+    home.push_back(pass == Pass::forward ? 0 : parcels.most_bytes(step.homecomings, Way::home, schedule.slices()));
+    made = std::max(made, parcels.most_bytes(step.returns, Way::home, schedule.slices()));
   }
+  // Two rounds of all steps show everything that ever meets in an exchange.
+  const auto rounds = static_cast<std::int64_t>(out.size()) - 1;
+  const auto at = [&](const std::vector<std::int64_t>& bytes, std::int64_t e) {
+    return e < 1 || e > schedule.count() ? 0 : bytes[static_cast<std::size_t>(1 + (e - 1) % rounds)];
+  };
+  std::int64_t slot = 0;
+  for (std::int64_t e = 1; e <= std::min(count_exchanges(pass), 2 * rounds + Schedule::kReturnLag); ++e)
+    slot = std::max(slot, at(out, e) + at(home, e - Schedule::kReturnLag));
   for (std::byte*& start : memory.slots) start = carver.take<std::byte>("slots", slot);
   memory.reshard = resharding_.carve(pass, carver);
   if (pass == Pass::backward)
-    for (std::byte*& start : memory.gradients) start = carver.take<std::byte>("gradient slots", gradient_slot);
+    for (std::byte*& start : memory.gradients) start = carver.take<std::byte>("gradient slots", made);
   return memory;
 }
 

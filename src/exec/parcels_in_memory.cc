@@ -34,10 +34,21 @@ ParcelMemory::ParcelMemory(const Problem& problem, const std::vector<Rows>& piec
   }
 }
 
-std::int64_t ParcelMemory::bytes(const Parcel& parcel, Way way) const {
+std::int64_t ParcelMemory::row_bytes(Way way) const {
   std::int64_t bytes = 0;
   for (const Element& element : elements(way)) bytes += element.width * size_of(element.dtype);
-  return packed_as_.batch * reader_.vectors(parcel) * bytes;
+  return packed_as_.batch * bytes;
+}
+
+std::int64_t ParcelMemory::bytes(const Parcel& parcel, Way way) const {
+  return reader_.vectors(parcel) * row_bytes(way);
+}
+
+std::int64_t ParcelMemory::most_bytes(const std::vector<Message>& messages, Way way, std::int64_t parts) const {
+  std::int64_t sum = 0;
+  for (const Message& message : messages)
+    for (const Parcel& parcel : message.parcels) sum += reader_.most_vectors(parcel, parts) * row_bytes(way);
+  return sum;
 }
 
 std::int64_t ParcelMemory::bytes(const std::vector<Parcel>& parcels, Way way) const {

@@ -24,6 +24,8 @@ class ParcelMemory {
 
   std::int64_t bytes(const Parcel& parcel, Way way) const;
   std::int64_t bytes(const std::vector<Parcel>& parcels, Way way) const;
+  // The most that one of `parts` slices of all of them together can have.
+  std::int64_t most_bytes(const std::vector<Message>& messages, Way way, std::int64_t parts) const;
 
   // [batch, rows, heads, width], or [batch, vectors, 1, width] for a parcel of a branch.
   std::vector<TensorView> packed(const Parcel& parcel, Way way, std::byte* data) const;
@@ -49,6 +51,7 @@ class ParcelMemory {
     DType dtype = DType::fp32;
     std::int64_t width = 0;
   };
+  std::int64_t row_bytes(Way way) const;
   const std::vector<Element>& elements(Way way) const { return way == Way::out ? out_ : home_; }
 
   Problem packed_as_;

@@ -22,6 +22,7 @@ class Schedule {
   const std::vector<Rows>& pieces() const { return plan_.pieces; }
   std::int64_t count() const { return slices_ * (static_cast<std::int64_t>(plan_.steps.size()) - 1); }
   std::int64_t slices() const { return slices_; }
+  const std::vector<Step>& steps() const { return plan_.steps; }  // whole
   // Empty outside [1, count()].
   Step exchange(std::int64_t e) const;
   // The last exchange that brings this rank anything; 0 when none does.

@@ -87,7 +87,8 @@ std::vector<Parcel> needed_parcels(const ParcelReader& reader, const Problem& pr
   return parcels;
 }
 
-Reach::Reach(const Problem& problem, const Sharding& sharding, int owner) : problem_(problem), sharding_(sharding) {
+Reach::Reach(const Problem& problem, const Sharding& sharding, int owner)
+    : problem_(problem), sharding_(sharding), owner_(owner) {
   const auto& bounds = problem.documents;
   for (const Rows& piece : pieces_of(sharding, problem.tokens, owner)) {
     if (sharding.layout == Layout::striped) {
@@ -117,6 +118,21 @@ bool Reach::meets(int receiver) const {
     for (const Range& range : ranges_)
       if (piece.first < range.end && piece.last() >= range.begin) return true;
   return false;
+}
+
+int Reach::last_hop() const {
+  if (ranges_.empty()) return 0;
+  if (sharding_.layout == Layout::contiguous) {
+    // The ranks that meet it follow one another: the one behind the owner is the last, else the one furthest ahead.
+    const auto& bounds = sharding_.boundaries;
+    const Range& range = ranges_.front();
+    if (owner_ > 0 && range.begin < bounds[static_cast<std::size_t>(owner_)]) return sharding_.ranks - 1;
+    const auto end = std::lower_bound(bounds.begin(), bounds.end(), range.end);
+    return static_cast<int>(end - bounds.begin()) - 1 - owner_;
+  }
+  for (int s = sharding_.ranks - 1; s > 0; --s)
+    if (meets((owner_ + s) % sharding_.ranks)) return s;
+  return 0;
 }
 
 Rows Reach::hull() const {

@@ -26,6 +26,9 @@ class Reach {
  public:
   Reach(const Problem& problem, const Sharding& sharding, int owner);
   bool meets(int receiver) const;
+  // How many places ahead of the owner the last rank is that meets it, perhaps one or two too many where shards are
+  // empty; 0: nobody else does.
+  int last_hop() const;
   // The positions from the first to the last whose queries may see a key of the owner.
   Rows hull() const;
 
@@ -36,6 +39,7 @@ class Reach {
   };
   const Problem& problem_;
   const Sharding& sharding_;
+  int owner_;
   std::vector<Range> ranges_;  // positions whose queries may see a key of the owner
 };
 

@@ -55,6 +55,19 @@ std::int64_t ParcelReader::bytes(const Parcel& parcel) const {
   return 2 * problem_.batch * vectors(parcel) * problem_.head_dim * size_of(problem_.dtype);
 }
 
+// Of n neighbouring rows, a class has n / r at most, rounded up.
+std::int64_t ParcelReader::most_vectors(const Parcel& parcel, std::int64_t parts) const {
+  const std::int64_t rows = (parcel.rows.count + parts - 1) / parts;
+  if (parcel.branch == kEveryBranch) return rows * problem_.kv_heads;
+  if (parts == 1 || parcel.rows.stride != 1) return vectors(parcel);
+  const std::int64_t dilation = problem_.pattern.branches[static_cast<std::size_t>(parcel.branch)].dilation;
+  std::int64_t count = 0;
+  for (std::int64_t kv_head = 0; kv_head < problem_.kv_heads; ++kv_head)
+    for (const Takers& takers : takers_[static_cast<std::size_t>(parcel.branch * problem_.kv_heads + kv_head)])
+      count += takers.classes.count == dilation ? rows : (rows + dilation - 1) / dilation;
+  return count;
+}
+
 Place find(const std::vector<Place>& places, std::int64_t phase_class, const Rows& rows) {
   for (const Place& place : places) {
     if (phase_class < place.classes.first || phase_class - place.classes.first >= place.classes.count) continue;

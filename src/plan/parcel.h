@@ -43,6 +43,8 @@ class ParcelReader {
 
   std::int64_t vectors(const Parcel& parcel) const;  // head rows, of keys; as many of values
   std::int64_t bytes(const Parcel& parcel) const;    // of keys and values
+  // The most that one of `parts` slices of the parcel can have.
+  std::int64_t most_vectors(const Parcel& parcel, std::int64_t parts) const;
 
   // Everything that the parcel has, for each key/value head. Empty places are left out.
   std::vector<std::vector<Place>> places(const Parcel& parcel) const;

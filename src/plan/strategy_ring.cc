@@ -4,33 +4,22 @@
 #include "plan/strategies.h"
 
 namespace annulus {
-namespace {
-
-// The last step in which anybody still needs the block of `owner`.
-int last_hop(const Problem& problem, const Sharding& sharding, int owner) {
-  const Reach reach(problem, sharding, owner);
-  for (int s = sharding.ranks - 1; s > 0; --s)
-    if (reach.meets(ahead(owner, s, sharding.ranks))) return s;
-  return 0;
-}
-
-}  // namespace
-
 std::vector<Step> plan_ring(const Problem& problem, const Sharding& sharding, int rank) {
   const int ranks = sharding.ranks;
   std::vector<Step> steps(static_cast<std::size_t>(ranks));
   const Reach own_reach(problem, sharding, rank);
-  bool goes_on = ranks > 1 && last_hop(problem, sharding, rank) >= 1;  // the block that this rank has in hand
+  bool goes_on = own_reach.last_hop() >= 1;  // the block that this rank has in hand
   for (int s = 1; s < ranks; ++s) {
     Step& step = steps[static_cast<std::size_t>(s)];
     const int outgoing = behind(rank, s - 1, ranks);
     const int incoming = behind(rank, s, ranks);
     const int user = ahead(rank, s, ranks);
     if (goes_on) add_message(step.sends, ahead(rank, 1, ranks), whole_shard(problem, sharding, outgoing));
-    const int hops = last_hop(problem, sharding, incoming);
+    const Reach reach(problem, sharding, incoming);
+    const int hops = reach.last_hop();
     if (s <= hops) {
       add_message(step.receives, behind(rank, 1, ranks), whole_shard(problem, sharding, incoming));
-      if (Reach(problem, sharding, incoming).meets(rank)) step.returns.push_back({incoming, step.receives[0].parcels});
+      if (reach.meets(rank)) step.returns.push_back({incoming, step.receives[0].parcels});
     }
     if (own_reach.meets(user)) add_message(step.homecomings, user, whole_shard(problem, sharding, rank));
     goes_on = s < hops;
