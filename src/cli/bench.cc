@@ -3,13 +3,17 @@
 // Rounds of the measured pass and of the peak alternate, so both see the same clock, the same neighbours and the same
 // heat.
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 
 #include "cli/commands.h"
 #include "cli/measurement.h"
 #include "cli/progress.h"
+#include "cli/rank_report.h"
 #include "cli/report.h"
+#include "cli/trace.h"
 #include "cli/workload.h"
+#include "exec/schedule.h"
 #include "kernels/peak.h"
 #include "numeric/size.h"
 
@@ -47,23 +51,29 @@ Schedule schedule_of(const BenchOptions& options) {
   return schedule;
 }
 
+// Times one pass after the other on all ranks at once. A round takes as long as its slowest rank.
 class Bench {
  public:
-  Bench(const Attention& attention, const Schedule& schedule, Progress& progress)
-      : attention_(attention), schedule_(schedule), progress_(progress) {}
+  Bench(const RankAttention& attention, const Schedule& schedule, Rank& rank, Progress& progress, Trace& trace)
+      : attention_(attention), schedule_(schedule), rank_(rank), progress_(progress), trace_(trace) {}
 
-  template <class Call>
-  Measurement measure(const std::string& pass, double flop_per_pair, const Call& call) {
+  Measurement measure(Pass pass, double flop_per_pair, Workload& work) {
+    const std::string what = pass == Pass::forward ? "forward" : "backward";
     for (std::int64_t i = 0; i < schedule_.warmup; ++i) {
-      progress_.step(pass + ", warm-up " + std::to_string(i + 1));
-      call();
+      progress_.step(what + ", warm-up " + std::to_string(i + 1));
+      (void)round(pass, work);
     }
-    Measurement measurement{pass, flop_per_pair * count_pairs(attention_.problem()), {}};
+    Measurement measurement{what, flop_per_pair * count_pairs(attention_.problem()), {}};
     double total = 0;
     for (std::int64_t i = 0; i < kMaxRounds && (i < schedule_.repeats || total < schedule_.min_seconds); ++i) {
-      if (i < schedule_.repeats) progress_.step(pass + ", round " + std::to_string(i + 1));
+      if (i < schedule_.repeats) progress_.step(what + ", round " + std::to_string(i + 1));
       observe_peak();
-      measurement.seconds.push_back(call());
+      const std::int64_t sent_before = rank_.transport.sent_bytes();
+      const auto begin = Trace::Clock::now();
+      measurement.seconds.push_back(round(pass, work));
+      trace_.add_pass(pass, begin);
+      count_waits(begin);
+      if (i == 0) sent_bytes_ += rank_.transport.sent_bytes() - sent_before;
       total += measurement.seconds.back();
     }
     observe_peak();
@@ -71,18 +81,57 @@ class Bench {
     return measurement;
   }
 
-  const Peak& peak() const { return peak_; }
-
- private:
-  void observe_peak() {
-    const Peak seen = measure_peak(attention_.instruction_set(), attention_.problem().dtype, attention_.threads());
-    if (seen.flop_per_s > peak_.flop_per_s) peak_ = seen;
+  const Peak& peak() const { return peak_; }  // of all ranks together
+  // Of one round of each pass, and of all timed rounds.
+  void report_to(RankReport& report) const {
+    report.sent_bytes = sent_bytes_;
+    report.pass_s = pass_s_;
+    report.wait_s = wait_s_;
   }
 
-  const Attention& attention_;
+ private:
+  // All ranks get the same number, so that all of them go on or stop.
+  double round(Pass pass, Workload& work) {
+    rank_.meet();
+    const double seconds = pass == Pass::forward ? work.forward(attention_) : work.backward(attention_);
+    own_s_ = seconds;
+    double slowest = 0;
+    for (const std::string& text : rank_.transport.all_gather(number_text(seconds, 17)))
+      slowest = std::max(slowest, std::stod(text));
+    return slowest;
+  }
+
+  void count_waits(Trace::Clock::time_point begin) {
+    const std::vector<Event> events = rank_.recorder.events();
+    for (auto event = events.rbegin(); event != events.rend() && event->begin >= begin; ++event)
+      if (is_waiting(*event)) wait_s_ += std::chrono::duration<double>(event->end - event->begin).count();
+    pass_s_ += own_s_;
+  }
+
+  // Ranks that share cores must not measure at the same time: the first of them does, with as many threads as all of
+  // them have.
+  void observe_peak() {
+    Peak seen;
+    rank_.busy([&] {
+      const int wanted = attention_.threads() * rank_.neighbours.on_cores;
+      if (rank_.neighbours.is_first)
+        seen = measure_peak(attention_.instruction_set(), attention_.problem().dtype,
+                            std::min(wanted, std::max(rank_.neighbours.cores, attention_.threads())));
+    });
+    double sum = 0;
+    for (const std::string& text : rank_.transport.all_gather(number_text(seen.flop_per_s, 17))) sum += std::stod(text);
+    if (sum <= peak_.flop_per_s) return;
+    peak_ = {sum, seen.instruction};
+  }
+
+  const RankAttention& attention_;
   const Schedule& schedule_;
+  Rank& rank_;
   Progress& progress_;
+  Trace& trace_;
   Peak peak_;
+  double own_s_ = 0, pass_s_ = 0, wait_s_ = 0;
+  std::int64_t sent_bytes_ = 0;
 };
 
 Json measurement_json(const Measurement& measurement, const Peak& peak) {
@@ -118,50 +167,96 @@ std::string measurements_text(const std::vector<Measurement>& measurements, cons
          ", measured between the rounds\n";
 }
 
-int bench(const BenchOptions& options) {
-  const Schedule schedule = schedule_of(options);
-  const Options machine = make_machine(options.machine);
-  const std::uint64_t seed = make_seed(options.problem);
+// At least as many as a recorder must keep to know all waits of one pass. (A branch may go round once more, alone.)
+std::size_t events_of_a_pass(const Problem& problem, const RankSetup& setup) {
+  const bool streams = setup.options.strategy != Strategy::replicated;
+  const annulus::Schedule schedule(problem, setup.sharding, streams ? setup.options.strategy : Strategy::ring, 0,
+                                   setup.options.slot_bytes);
+  const auto exchanges = static_cast<std::size_t>(schedule.count() + 2 * setup.sharding.ranks + 4);
+  return 8 * (problem.pattern.branches.size() + 1) * exchanges;
+}
+
+struct BenchJob {
+  const BenchOptions& options;
+  Schedule schedule;
+  Launch launch;
+  Problem problem;
+  RankSetup setup;
+};
+
+int bench_rank(const BenchJob& job, Rank& rank) {
+  const BenchOptions& options = job.options;
   const bool backward = options.problem.backward;
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
-  const Attention attention(problem, machine);
-  check_report(options.report);
-  check_memory(plan_bytes(attention, backward), "this benchmark");
+  const std::uint64_t seed = make_seed(options.problem);
+  const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
+  const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
+  check_memory_of_hosts(rank, plan_bytes(attention, backward), "this benchmark");
 
-  Workload work(problem);
-  std::vector<Measurement> measurements;
-  Peak peak;
-  {
-    const std::int64_t passes = backward ? 2 : 1;
-    Progress progress(options.report.quiet, passes * (schedule.warmup + schedule.repeats + 1));
-    Bench timer(attention, schedule, progress);
-    const auto head_dim = static_cast<double>(problem.head_dim);
-    progress.step("draw inputs");
-    work.draw(seed, attention.threads(), Pass::forward);
-    measurements.push_back(
-        timer.measure("forward", kForwardFlopPerPairAndElement * head_dim, [&] { return work.forward(attention); }));
-    if (backward) {
-      progress.step("draw dout");
-      work.draw(seed, attention.threads(), Pass::backward);
-      measurements.push_back(timer.measure("backward", kBackwardFlopPerPairAndElement * head_dim,
-                                           [&] { return work.backward(attention); }));
-    }
-    peak = timer.peak();
+  Workload work(job.problem, holdings_of(job.setup, job.problem).of(rank.index()));
+  Trace trace(rank);
+  Progress progress(options.report.quiet || !rank.reports(),
+                    (backward ? 2 : 1) * (job.schedule.warmup + job.schedule.repeats + 1));
+  Bench timer(attention, job.schedule, rank, progress, trace);
+  const auto head_dim = static_cast<double>(job.problem.head_dim);
+  progress.step("draw inputs");
+  rank.busy([&] { work.draw(seed, attention.threads(), Pass::forward); });
+  std::vector<Measurement> measurements = {
+      timer.measure(Pass::forward, kForwardFlopPerPairAndElement * head_dim, work)};
+  if (backward) {
+    progress.step("draw dout");
+    rank.busy([&] { work.draw(seed, attention.threads(), Pass::backward); });
+    measurements.push_back(timer.measure(Pass::backward, kBackwardFlopPerPairAndElement * head_dim, work));
   }
-  for (const Measurement& measurement : measurements) check_plausible(measurement, peak);
+  progress.wipe();
+  const Peak peak = timer.peak();
+  for (const Measurement& measurement : measurements) check_plausible(measurement, peak);  // alike on all ranks
 
-  std::ostream& out = text_output(options.report);
-  out << describe(problem, attention.instruction_set(), attention.threads()) << measurements_text(measurements, peak)
-      << describe_memory(work.ledger(), plan_bytes(attention, backward));
-  Json object = {{"problem", problem_json(options, problem)},
-                 {"environment", environment_json(attention.instruction_set(), attention.threads())}};
-  for (const Measurement& measurement : measurements) object[measurement.pass] = measurement_json(measurement, peak);
-  object["peak_instruction"] = peak.instruction;
-  object["traffic"] = traffic_json();
-  object["memory"] = memory_json(work.ledger(), plan_bytes(attention, backward));
-  object["communication"] = {{"exposed_fraction", 0.0}};
-  write_report(options.report, object);
+  RankReport own = make_rank_report(attention, job.setup, work, rank, backward);
+  timer.report_to(own);
+  const std::vector<RankReport> reports = collect_reports(rank, own);
+  if (!options.ranks.trace.empty()) trace.write(options.ranks.trace, job.problem, job.setup.sharding, rank_options);
+  if (rank.reports()) {
+    const Json communication = communication_json(reports);
+    std::ostream& out = text_output(options.report);
+    out << describe(job.problem, attention.instruction_set(), attention.threads())
+        << describe_ranks(job.launch, job.setup, rank_options.slot_bytes) << measurements_text(measurements, peak)
+        << describe_traffic(reports);
+    if (reports.size() > 1)
+      out << "exposed  " << number_text(communication["exposed_fraction"].get<double>() * 100)
+          << " % of the time waiting for other ranks, "
+          << number_text(communication["worst_exposed_fraction"].get<double>() * 100) << " % on the worst rank\n";
+    out << describe_memory(reports);
+    Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
+                   {"environment", environment_json(attention.instruction_set(), attention.threads(), job.launch)},
+                   {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)}};
+    for (const Measurement& measurement : measurements) object[measurement.pass] = measurement_json(measurement, peak);
+    object["peak_instruction"] = peak.instruction;
+    object["traffic"] = traffic_json(reports);
+    object["memory"] = memory_json(reports);
+    object["communication"] = communication;
+    write_report(options.report, object);
+  }
+  rank.meet();
   return kRight;
+}
+
+int bench(const BenchOptions& options) {
+  const Launch launch = make_launch(options.ranks, process_environment);
+  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};
+  const GroupOptions group = make_group_options(
+      options.ranks, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
+  (void)make_seed(options.problem);
+  (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
+  if (launch.launcher.process == 0) check_reports(report_paths(options));
+  return run_ranks(launch, group, [&](Rank& rank) {
+    try {
+      return bench_rank(job, rank);
+    } catch (const AbovePeak& error) {
+      if (rank.reports()) print_error(error.what());
+      return kWrongResult;
+    }
+  });
 }
 
 }  // namespace
@@ -174,14 +269,7 @@ Command add_bench(CLI::App& app) {
   command->add_option("--warmup", options->warmup, "Rounds before them (default 1)")->type_name("N");
   command->add_option("--min-seconds", options->min_seconds, "Go on until a pass was timed for so long (default 1)")
       ->type_name("S");
-  return {command, [options] {
-            try {
-              return bench(*options);
-            } catch (const AbovePeak& error) {
-              std::cerr << "annulus: " << error.what() << std::endl;
-              return kWrongResult;
-            }
-          }};
+  return {command, [options] { return bench(*options); }};
 }
 
 }  // namespace annulus::cli

@@ -9,10 +9,16 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/shard_map.h"
+
 namespace annulus::cli {
 
 // Of `count` elements of 2 or 4 bytes.
 std::uint64_t checksum(const void* data, std::int64_t element_bytes, std::int64_t count, int threads);
+
+// The part of that sum that the rows of one shard add.
+std::uint64_t checksum(const void* data, std::int64_t element_bytes, const ShardMap& shard, const RowShape& shape,
+                       int threads);
 
 // 16 hexadecimal digits.
 std::string checksum_text(std::uint64_t value);

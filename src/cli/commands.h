@@ -5,13 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-namespace annulus::cli {
+#include "cli/failure.h"
 
-// Exit codes; docs/command-line.md.
-inline constexpr int kRight = 0;
-inline constexpr int kWrongResult = 1;
-inline constexpr int kBadUsage = 2;
-inline constexpr int kEnvironment = 3;
+namespace annulus::cli {
 
 struct Command {
   CLI::App* app = nullptr;
@@ -19,6 +15,7 @@ struct Command {
 };
 
 Command add_info(CLI::App& app);
+Command add_plan(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_bench(CLI::App& app);

@@ -79,6 +79,8 @@ std::vector<Cache> caches() {
   }
 }
 
+std::string usable_core_list() { return value_of("/proc/self/status", "Cpus_allowed_list").value_or(""); }
+
 std::optional<std::int64_t> available_memory_bytes() {
   std::optional<std::int64_t> least = bytes_of(value_of("/proc/meminfo", "MemAvailable"));
   // "0::/path" names the group; its parents may be tighter. Inside a container the path is the root itself.

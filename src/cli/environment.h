@@ -18,6 +18,9 @@ struct Cache {
 std::string cpu_model();
 std::vector<Cache> caches();  // of the first core; empty where the system does not tell
 
+// Names the cores that this process may run on, such as 0-3,8; empty where the system does not tell.
+std::string usable_core_list();
+
 // What may still be allocated, by the system's word and by the control group's limit; nothing where neither is known.
 std::optional<std::int64_t> available_memory_bytes();
 

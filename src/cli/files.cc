@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cli/collection.h"
 #include "io/atomic_file.h"
 
 namespace annulus::cli {
@@ -16,13 +17,15 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 Pass pass_of(const ProblemOptions& typed) { return typed.backward ? Pass::backward : Pass::forward; }
 
+// What a header says of the whole tensor. Its bytes are spread over the ranks: here they are only counted.
 FileTensor file_tensor(const Workload& work, const std::string& name, bool without_batch) {
   FileTensor tensor;
   tensor.name = name;
   tensor.type = element_type(work.dtype(name));
-  tensor.shape = work.shape(name);
+  tensor.shape = work.whole_shape(name);
   if (without_batch) tensor.shape.erase(tensor.shape.begin());
-  tensor.bytes = {static_cast<const std::byte*>(work.data(name)), static_cast<std::size_t>(work.bytes(name))};
+  tensor.bytes = {static_cast<const std::byte*>(work.data(name)),
+                  static_cast<std::size_t>(dense_bytes(tensor.shape, tensor.type).value())};
   return tensor;
 }
 
@@ -136,17 +139,30 @@ void InputFiles::take_sizes(const ProblemOptions& typed) {
 void InputFiles::lend(Workload& work, Pass pass) {
   for (const std::string& name : input_names(pass)) {
     if (work.has(name)) continue;
+    if (!work.shard(name).is_whole()) {
+      work.copy(name, entry(name).tensor.bytes);
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
     elements_.emplace_back(entry(name).tensor);
     work.borrow(name, elements_.back().data());
   }
 }
 
-void check_outputs(const FileOptions& files, const ReportOptions& report, Pass pass) {
+std::int64_t InputFiles::lent_bytes(const Workload& work, Pass pass) const {
+  std::int64_t bytes = 0;
+  if (!given()) return bytes;
+  for (const std::string& name : input_names(pass))
+    if (work.shard(name).is_whole()) bytes += work.bytes(name);
+  return bytes;
+}
+
+void check_outputs(const FileOptions& files, const std::vector<std::string>& others, Pass pass) {
   std::vector<std::string> inputs;
   if (!files.input.empty()) inputs.push_back(files.input);
   for (const auto& [name, path] : files.in) inputs.push_back(path);
   std::vector<std::pair<std::string, std::string>> outputs = output_paths(files);
-  if (!report.json.empty() && report.json != "-") outputs.emplace_back("", report.json);
+  for (const std::string& path : others) outputs.emplace_back("", path);
   std::vector<std::string> before;
   for (const auto& [name, path] : outputs) {
     if (!name.empty() && !contains(result_names(pass), name))
@@ -164,27 +180,38 @@ void check_outputs(const FileOptions& files, const ReportOptions& report, Pass p
   }
 }
 
-std::vector<std::string> write_outputs(const FileOptions& files, const Workload& work, Pass pass, bool without_batch) {
+std::vector<std::string> write_outputs(const FileOptions& files, Rank& rank, const Holdings& holdings,
+                                       const Workload& work, Pass pass, bool without_batch) {
   // All files are complete before the first one appears under its name.
   std::vector<std::string> paths;
-  std::vector<std::unique_ptr<AtomicFile>> written;
-  for (const auto& [name, path] : files.out) {
-    const FileTensor tensor = file_tensor(work, name, without_batch);
-    written.push_back(std::make_unique<AtomicFile>(path));
-    written.back()->write(npy_header(tensor, path));
-    written.back()->write(tensor.bytes);
+  std::vector<std::unique_ptr<AtomicFile>> written;  // on rank 0
+  const auto open = [&](const std::string& path, const std::string& header) {
     paths.push_back(path);
+    if (!rank.reports()) return;
+    written.push_back(std::make_unique<AtomicFile>(path));
+    written.back()->write(header);
+  };
+  const auto append = [&](const std::string& name) {
+    const RowShape shape = work.row_shape(name);
+    const LocalRows rows{static_cast<const std::byte*>(work.data(name)), shape.outer,
+                         shape.inner * size_of(work.dtype(name))};
+    collect(rank.transport, holdings.owned(is_key_side(name)), rows,
+            [&](std::span<const std::byte> bytes) { written.back()->write(bytes); });
+  };
+  for (const auto& [name, path] : files.out) {
+    open(path, npy_header(file_tensor(work, name, without_batch), path));
+    append(name);
   }
   if (!files.output.empty()) {
     std::vector<FileTensor> tensors;
     for (const std::string& name : result_names(pass)) tensors.push_back(file_tensor(work, name, without_batch));
     const SafetensorsLayout layout = lay_out_safetensors(tensors, {}, files.output);
-    written.push_back(std::make_unique<AtomicFile>(files.output));
-    written.back()->write(layout.header);
-    for (const std::size_t index : layout.order) written.back()->write(tensors[index].bytes);
-    paths.push_back(files.output);
+    open(files.output, layout.header);
+    for (const std::size_t index : layout.order) append(tensors[index].name);
   }
-  for (const auto& file : written) file->commit();
+  rank.busy([&] {
+    for (const auto& file : written) file->commit();
+  });
   return paths;
 }
 

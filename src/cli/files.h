@@ -5,10 +5,12 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "annulus/attention.h"
+#include "cli/group.h"
 #include "cli/options.h"
 #include "cli/workload.h"
 #include "io/npy.h"
@@ -35,8 +37,11 @@ class InputFiles {
   const Sizes& sizes() const { return sizes_; }
   bool without_batch() const { return without_batch_; }
 
-  // The inputs of the pass that the workload has not got yet.
+  // The inputs of the pass that the workload has not got yet: lent where it has all rows, else its own rows copied.
+  // Several ranks may ask at the same time.
   void lend(Workload& work, Pass pass);
+  // Bytes of the workload's inputs that are lent, not copied.
+  std::int64_t lent_bytes(const Workload& work, Pass pass) const;
 
  private:
   struct Entry {
@@ -52,6 +57,7 @@ class InputFiles {
 
   std::vector<SafetensorsFile> safetensors_;
   std::vector<NpyFile> npy_;
+  std::mutex mutex_;
   std::vector<AlignedElements> elements_;
   std::vector<Entry> tensors_;
   Sizes sizes_;
@@ -59,10 +65,11 @@ class InputFiles {
 };
 
 // Throws InvalidArgument when an output would replace an input or another output, belongs to a pass that is not run, or
-// cannot be created: better before an hour of work than after it.
-void check_outputs(const FileOptions& files, const ReportOptions& report, Pass pass);
+// cannot be created: better before an hour of work than after it. `others` are further files to be written.
+void check_outputs(const FileOptions& files, const std::vector<std::string>& others, Pass pass);
 
-// Returns the paths written.
-std::vector<std::string> write_outputs(const FileOptions& files, const Workload& work, Pass pass, bool without_batch);
+// Rank 0 writes the files, in global order, whatever shards the rows come from; it returns the paths. A collective.
+std::vector<std::string> write_outputs(const FileOptions& files, Rank& rank, const Holdings& holdings,
+                                       const Workload& work, Pass pass, bool without_batch);
 
 }  // namespace annulus::cli

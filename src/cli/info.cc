@@ -18,19 +18,26 @@ Json caches_json() {
   return list;
 }
 
-Json info_json(const std::string& chosen) {
-  Json object = {{"environment", environment_json(chosen, usable_cores())},
+std::vector<std::string> transports() {
+  if (built_with_mpi()) return {"threads", "mpi"};
+  return {"threads"};
+}
+
+Json info_json(const std::string& chosen, const Launcher& launcher) {
+  const Launch launch{launcher, launcher.processes > 1 && built_with_mpi() ? "mpi" : "threads", launcher.processes};
+  Json object = {{"environment", environment_json(chosen, usable_cores(), launch)},
                  {"cores", usable_cores()},
                  {"instruction_sets", instruction_sets()},
                  {"dtypes", {name(DType::fp32), name(DType::bf16), name(DType::fp16)}},
                  {"head_dim", {{"least", 1}, {"most", cpu::kMaxHeadDim}}},
                  {"devices", {"cpu"}},
+                 {"transports", transports()},
                  {"caches", caches_json()}};
   object["available_memory_bytes"] = available_memory_bytes() ? Json(*available_memory_bytes()) : Json(nullptr);
   return object;
 }
 
-void print_info(std::ostream& out, const std::string& chosen) {
+void print_info(std::ostream& out, const std::string& chosen, const Launcher& launcher) {
   out << "annulus " << version() << "\n";
   out << "cpu               " << cpu_model() << "\n";
   out << "cores             " << usable_cores() << " usable\n";
@@ -38,6 +45,10 @@ void print_info(std::ostream& out, const std::string& chosen) {
   for (const std::string& set : instruction_sets()) out << " " << set << (set == chosen ? " (chosen)" : "");
   out << "\ntypes             fp32 bf16 fp16\n";
   out << "head sizes        1 to " << cpu::kMaxHeadDim << "\n";
+  out << "transports       ";
+  for (const std::string& transport : transports()) out << " " << transport;
+  out << "\nlauncher          " << launcher.name << ", " << launcher.processes
+      << (launcher.processes == 1 ? " process\n" : " processes\n");
   out << "caches           ";
   for (const Cache& cache : caches())
     out << " L" << cache.level << " " << cache.type << " " << format_bytes(cache.bytes) << ";";
@@ -49,13 +60,15 @@ void print_info(std::ostream& out, const std::string& chosen) {
 
 Command add_info(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "Show what this build and this machine can do");
-  auto options = std::make_shared<ReportOptions>();
-  add_report_options(*command, *options);
+  auto options = std::make_shared<CommandOptions>();
+  add_report_options(*command, options->report);
   return {command, [options] {
-            check_report(*options);
+            check_reports(report_paths(*options));
             const std::string chosen = instruction_sets().front();
-            print_info(text_output(*options), chosen);
-            write_report(*options, info_json(chosen));
+            const Launcher launcher = detect_launcher(process_environment);
+            if (launcher.process > 0) return kRight;  // one process speaks for the job
+            print_info(text_output(options->report), chosen, launcher);
+            write_report(options->report, info_json(chosen, launcher));
             return kRight;
           }};
 }

@@ -2,22 +2,27 @@
 // code.
 #include <algorithm>
 #include <iostream>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "annulus/attention.h"
 #include "cli/commands.h"
+#include "cli/launcher.h"
 
 namespace annulus::cli {
 namespace {
 
-// One line, whatever the message contains.
-int fail(int code, std::string message) {
-  std::ranges::replace(message, '\n', ' ');
-  std::cout.flush();
-  std::cerr << "annulus: " << message << std::endl;
+int fail(int code, const std::string& message) {
+  print_error(message);
   return code;
+}
+
+// Before ranks begin, each process of a job speaks for itself.
+int fail(const std::exception_ptr& error) {
+  const Failure failure = failure_of(error);
+  const Launcher launcher = detect_launcher(process_environment);
+  const std::string who = launcher.processes > 1 ? "rank " + std::to_string(launcher.process) + ": " : "";
+  return fail(failure.code, who + failure.message);
 }
 
 int run_command(const std::vector<Command>& commands) {
@@ -27,16 +32,10 @@ int run_command(const std::vector<Command>& commands) {
     if (!std::cout.flush())
       throw DeviceError("what there is to say must reach stdout; writing failed: check where stdout goes");
     return code;
-  } catch (const InvalidArgument& error) {
-    return fail(kBadUsage, error.what());
-  } catch (const Unsupported& error) {
-    return fail(kBadUsage, error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(kEnvironment,
-                "out of memory: the system refused an allocation; give smaller sizes or use a larger machine");
-  } catch (
-      const std::exception& error) {  // OutOfMemory, DeviceError, TransportError and what the standard library throws
-    return fail(kEnvironment, error.what());
+  } catch (const Reported& reported) {
+    return reported.code;
+  } catch (const std::exception&) {
+    return fail(std::current_exception());
   }
 }
 
@@ -44,14 +43,14 @@ int main_of(int argc, char** argv) {
   CLI::App app("Exact dilated attention for very long sequences.", "annulus");
   app.set_version_flag("--version", "annulus " + version());
   app.require_subcommand(1);
-  const std::vector<Command> commands = {add_info(app), add_run(app), add_verify(app), add_bench(app)};
+  const std::vector<Command> commands = {add_info(app), add_plan(app), add_run(app), add_verify(app), add_bench(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
     const std::string rule = app.get_subcommands().empty()
-                                 ? "the first word is a command, one of info, run, verify, bench; got " +
+                                 ? "the first word is a command, one of info, plan, run, verify, bench; got " +
                                        (argc > 1 ? "'" + std::string(argv[1]) + "'" : "none")
                                  : std::string(error.what());
     return fail(kBadUsage, rule + "; see annulus --help or annulus COMMAND --help");

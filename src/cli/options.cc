@@ -20,10 +20,6 @@ auto named(const std::string& option, const Parse& parse) {
   }
 }
 
-std::vector<std::int64_t> parse_sizes_option(const std::string& option, const std::string& text) {
-  return named(option, [&] { return parse_sizes(text); });
-}
-
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts(1);
   for (const char c : text) {
@@ -106,6 +102,45 @@ void add_report_options(CLI::App& command, ReportOptions& options) {
   command.add_flag("--quiet", options.quiet, "No progress and no text; errors and --json remain");
 }
 
+namespace {
+
+void add_machine_options(CLI::App& command, MachineOptions& options) {
+  command.add_option("--device", options.device, "cpu")->type_name("NAME")->group("Machine");
+  add_text(command, "--threads", options.threads, "Threads of each rank (default: the usable cores, shared out)")
+      ->type_name("N")
+      ->group("Machine");
+  command
+      .add_option("--instruction-set", options.instruction_set,
+                  "One that `annulus info` lists (default: the best; verify: all)")
+      ->type_name("NAME")
+      ->group("Machine");
+}
+
+void add_rank_options(CLI::App& command, RankTexts& options) {
+  const auto text = [&](const char* flag, Text& value, const std::string& help, const char* type) {
+    add_text(command, flag, value, help)->type_name(type)->group("Ranks");
+  };
+  text("--ranks", options.ranks, "Ranks that share the sequence (default 1; under MPI its processes)", "P");
+  text("--transport", options.transport, "threads or mpi (default: mpi in a job of several processes)", "NAME");
+  command.add_option("--launcher", options.launcher, "auto, none, mpirun, srun or torchrun (default auto)")
+      ->type_name("NAME")
+      ->group("Ranks");
+  text("--layout", options.layout, "contiguous, zigzag or striped (default contiguous)", "NAME");
+  text("--boundaries", options.boundaries, "Contiguous shards: 0, end of rank 0, ..., tokens (default: even)", "LIST");
+  text("--strategy", options.strategy, "How keys meet queries: auto or a name that `plan` lists (default auto)",
+       "NAME");
+  text("--slot-size", options.slot_size, "Bytes that arrive at a time, of two slots (default 32M)", "SIZE");
+  text("--memory-limit", options.memory_limit, "Bytes of a rank: smaller slots, or refuse", "SIZE");
+  text("--timeout", options.timeout, "Without a sign of life for so long, a rank is lost (default 60)", "SECONDS");
+  command.add_option("--trace", options.trace, "Write a Chrome trace, which Perfetto opens")
+      ->type_name("FILE")
+      ->group("Ranks");
+  command.add_flag("--blocking", options.blocking, "Compute nothing while anything moves, for debugging")
+      ->group("Ranks");
+}
+
+}  // namespace
+
 void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaults& defaults) {
   ProblemOptions& problem = options.problem;
   problem.defaults = defaults;
@@ -137,20 +172,17 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   flag("--backward", problem.backward, "Gradients too");
   flag("--deterministic", problem.deterministic, "The same bits run after run (on one CPU rank always so)");
   flag("--reproducible", problem.reproducible, "The same bits for every number of ranks (on one CPU rank always so)");
-  command.add_option("--device", options.machine.device, "cpu")->type_name("NAME")->group("Machine");
-  add_text(command, "--threads", options.machine.threads, "Threads (default: all usable cores)")
-      ->type_name("N")
-      ->group("Machine");
-  command
-      .add_option("--instruction-set", options.machine.instruction_set,
-                  "One that `annulus info` lists (default: the best; verify: all)")
-      ->type_name("NAME")
-      ->group("Machine");
+  add_machine_options(command, options.machine);
+  add_rank_options(command, options.ranks);
   add_report_options(command, options.report);
 }
 
 std::int64_t parse_size_option(const std::string& option, const std::string& text) {
   return named(option, [&] { return parse_size(text); });
+}
+
+std::vector<std::int64_t> parse_sizes_option(const std::string& option, const std::string& text) {
+  return named(option, [&] { return parse_sizes(text); });
 }
 
 double parse_number_option(const std::string& option, const std::string& text) {

@@ -39,6 +39,14 @@ struct MachineOptions {
   Text threads;
 };
 
+// Ranks, their shards, and how they speak to each other; rank_setup.h gives them meaning.
+struct RankTexts {
+  Text ranks, transport, layout, boundaries, strategy, slot_size, memory_limit, timeout;
+  std::string launcher = "auto";
+  std::string trace;  // a path; empty: none
+  bool blocking = false;
+};
+
 struct ReportOptions {
   std::string json;  // a path, "-" for stdout, empty: none
   bool quiet = false;
@@ -47,6 +55,7 @@ struct ReportOptions {
 struct CommandOptions {
   ProblemOptions problem;
   MachineOptions machine;
+  RankTexts ranks;
   ReportOptions report;
 };
 
@@ -81,6 +90,7 @@ std::uint64_t make_seed(const ProblemOptions& options);
 
 // A size such as 64k; the message of what goes wrong names the option.
 std::int64_t parse_size_option(const std::string& option, const std::string& text);
+std::vector<std::int64_t> parse_sizes_option(const std::string& option, const std::string& text);
 double parse_number_option(const std::string& option, const std::string& text);
 
 // "0:6;6:12" and "0,1;0,0", one entry a branch.

@@ -61,16 +61,28 @@ std::array<float, 4> normal_block(std::uint64_t seed, Stream stream, std::uint64
   return {a.x, a.y, b.x, b.y};
 }
 
+// Elements [first, first + count) of a stream.
 template <class T>
-void fill(std::uint64_t seed, Stream stream, T* data, std::int64_t count, int threads) {
-  ThreadPool::shared().run((count + kGrain - 1) / kGrain, threads, [=](std::int64_t grain, int) {
-    const std::int64_t end = std::min(count, (grain + 1) * kGrain);
-    for (std::int64_t begin = grain * kGrain; begin < end; begin += 4) {
-      const std::array<float, 4> values = normal_block(seed, stream, static_cast<std::uint64_t>(begin) / 4);
-      const std::int64_t used = std::min<std::int64_t>(4, end - begin);
-      for (std::int64_t i = 0; i < used; ++i) data[begin + i] = from_float<T>(values[static_cast<std::size_t>(i)]);
-    }
-  });
+void fill(std::uint64_t seed, Stream stream, std::int64_t first, std::int64_t count, T* data) {
+  for (std::int64_t i = 0; i < count;) {
+    const std::int64_t index = first + i;
+    const std::array<float, 4> values = normal_block(seed, stream, static_cast<std::uint64_t>(index) / 4);
+    for (auto lane = static_cast<std::size_t>(index % 4); lane < 4 && i < count; ++lane, ++i)
+      data[i] = from_float<T>(values[lane]);
+  }
+}
+
+// f(T()) with the element type in question.
+template <class F>
+void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::fp32:
+      return f(float());
+    case DType::bf16:
+      return f(BFloat16());
+    case DType::fp16:
+      return f(Float16());
+  }
 }
 
 }  // namespace
@@ -94,15 +106,30 @@ float normal_value(std::uint64_t seed, Stream stream, std::int64_t index) {
   return normal_block(seed, stream, static_cast<std::uint64_t>(index) / 4)[static_cast<std::size_t>(index % 4)];
 }
 
+void fill_normal(std::uint64_t seed, Stream stream, DType dtype, void* data, const ShardMap& shard,
+                 const RowShape& shape, int threads) {
+  if (shape.inner == 0) return;
+  const std::int64_t rows = shape.outer * shard.rows();
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / shape.inner);
+  with_type(dtype, [&](auto type) {
+    auto* elements = static_cast<decltype(type)*>(data);
+    ThreadPool::shared().run((rows + grain - 1) / grain, threads, [&](std::int64_t index, int) {
+      const std::int64_t begin = index * grain;
+      shard.for_each_row(begin, std::min(rows, begin + grain), [&](std::int64_t here, std::int64_t there) {
+        fill(seed, stream, there * shape.inner, shape.inner, elements + here * shape.inner);
+      });
+    });
+  });
+}
+
 void fill_normal(std::uint64_t seed, Stream stream, DType dtype, void* data, std::int64_t count, int threads) {
-  switch (dtype) {
-    case DType::fp32:
-      return fill(seed, stream, static_cast<float*>(data), count, threads);
-    case DType::bf16:
-      return fill(seed, stream, static_cast<BFloat16*>(data), count, threads);
-    case DType::fp16:
-      return fill(seed, stream, static_cast<Float16*>(data), count, threads);
-  }
+  with_type(dtype, [&](auto type) {
+    auto* elements = static_cast<decltype(type)*>(data);
+    ThreadPool::shared().run((count + kGrain - 1) / kGrain, threads, [&](std::int64_t grain, int) {
+      const std::int64_t begin = grain * kGrain;
+      fill(seed, stream, begin, std::min(count - begin, kGrain), elements + begin);
+    });
+  });
 }
 
 }  // namespace annulus::cli

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "annulus/tensor.h"
+#include "cli/shard_map.h"
 
 namespace annulus::cli {
 
@@ -23,6 +24,9 @@ enum class Stream : std::uint32_t { q, k, v, dout };
 // Element `index` of the tensor, before it is rounded to the tensor's type.
 float normal_value(std::uint64_t seed, Stream stream, std::int64_t index);
 
+// The rows of one shard of a dense tensor, of shape.inner elements each.
+void fill_normal(std::uint64_t seed, Stream stream, DType dtype, void* data, const ShardMap& shard,
+                 const RowShape& shape, int threads);
 // Elements [0, count) of a dense tensor.
 void fill_normal(std::uint64_t seed, Stream stream, DType dtype, void* data, std::int64_t count, int threads);
 

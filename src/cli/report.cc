@@ -51,9 +51,20 @@ std::ostream& text_output(const ReportOptions& options) {
   return options.quiet || options.json == "-" ? nowhere : std::cout;
 }
 
-void check_report(const ReportOptions& options) {
-  if (!options.json.empty() && options.json != "-")
-    AtomicFile probe(options.json);  // not committed: leaves nothing behind
+std::vector<std::string> report_paths(const CommandOptions& options) {
+  std::vector<std::string> paths;
+  if (!options.report.json.empty() && options.report.json != "-") paths.push_back(options.report.json);
+  if (!options.ranks.trace.empty()) paths.push_back(options.ranks.trace);
+  return paths;
+}
+
+void check_reports(const std::vector<std::string>& paths) {
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j)
+      if (paths[i] == paths[j])
+        throw InvalidArgument("outputs must be different files; got " + paths[i] + " twice: choose another name");
+    const AtomicFile probe(paths[i]);  // not committed: leaves nothing behind
+  }
 }
 
 void write_report(const ReportOptions& options, const Json& object) {
@@ -68,7 +79,7 @@ void write_report(const ReportOptions& options, const Json& object) {
   file.commit();
 }
 
-Json problem_json(const CommandOptions& options, const Problem& problem) {
+Json problem_json(const CommandOptions& options, const Problem& problem, int ranks) {
   const Pattern& pattern = problem.pattern;
   return {{"tokens", problem.tokens},
           {"batch", problem.batch},
@@ -90,28 +101,28 @@ Json problem_json(const CommandOptions& options, const Problem& problem) {
           {"seed", make_seed(options.problem)},
           {"backward", options.problem.backward},
           {"deterministic", true},
-          {"reproducible", true}};
+          {"reproducible", options.problem.reproducible || ranks == 1}};
 }
 
-Json environment_json(const std::string& instruction_set, int threads) {
-  return {{"version", version()}, {"device", "cpu"}, {"cpu", cpu_model()}, {"instruction_set", instruction_set},
-          {"launcher", "none"},   {"ranks", 1},      {"threads", threads}};
+Json environment_json(const std::string& instruction_set, int threads, const Launch& launch) {
+  return {{"version", version()},
+          {"device", "cpu"},
+          {"cpu", cpu_model()},
+          {"instruction_set", instruction_set},
+          {"launcher", launch.launcher.name},
+          {"transport", launch.transport.empty() ? "threads" : launch.transport},
+          {"ranks", launch.ranks},
+          {"threads", threads}};
 }
 
-Json memory_json(const MemoryLedger& ledger, std::int64_t plan_bytes) {
-  Json components = Json::object();
-  for (const MemoryComponent& component : ledger.components()) components[component.name] = component.bytes;
-  return {{"peak_bytes", ledger.peak_bytes()},
-          {"plan_bytes", plan_bytes},
-          {"components", components},
-          {"process_peak_bytes", process_peak_bytes()}};
-}
-
-Json traffic_json() {
-  const Json none = {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}};
-  Json traffic = none;
-  traffic["largest_rank"] = none;
-  return traffic;
+Json ranks_json(const RankSetup& setup, const Launch& launch, std::int64_t slot_bytes) {
+  Json json = {{"ranks", launch.ranks},
+               {"layout", name(setup.sharding.layout)},
+               {"strategy", strategy_text(setup)},
+               {"slot_bytes", slot_bytes}};
+  json["boundaries"] = setup.sharding.boundaries;
+  json["memory_limit_bytes"] = setup.memory_limit ? Json(*setup.memory_limit) : Json(nullptr);
+  return json;
 }
 
 std::string describe(const Problem& problem, const std::string& instruction_set, int threads) {
@@ -130,12 +141,7 @@ std::string describe(const Problem& problem, const std::string& instruction_set,
   return out.str();
 }
 
-std::string describe_memory(const MemoryLedger& ledger, std::int64_t plan_bytes) {
-  return "memory   " + format_bytes(ledger.peak_bytes()) + " in tensors and workspace (plan " +
-         format_bytes(plan_bytes) + "), process peak " + format_bytes(process_peak_bytes()) + "\n";
-}
-
-std::int64_t plan_bytes(const Attention& attention, bool backward) {
+std::int64_t plan_bytes(const RankAttention& attention, bool backward) {
   const std::int64_t forward_bytes = total_bytes(attention.memory(Pass::forward));
   return backward ? std::max(forward_bytes, total_bytes(attention.memory(Pass::backward))) : forward_bytes;
 }

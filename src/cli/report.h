@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "annulus/attention.h"
+#include "cli/launcher.h"
 #include "cli/options.h"
+#include "cli/rank_setup.h"
 #include "cli/workload.h"
 
 namespace annulus::cli {
@@ -18,24 +20,22 @@ using Json = nlohmann::ordered_json;
 // stdout, or nowhere when quiet or when stdout belongs to the JSON object.
 std::ostream& text_output(const ReportOptions& options);
 
-// Throws InvalidArgument when the file cannot be created: before the work, not after it.
-void check_report(const ReportOptions& options);
+// The files that every command may write: --json and --trace.
+std::vector<std::string> report_paths(const CommandOptions& options);
+// Throws InvalidArgument when one cannot be created, or is given twice: before the work, not after it.
+void check_reports(const std::vector<std::string>& paths);
 void write_report(const ReportOptions& options, const Json& object);
 
 // All options as resolved.
-Json problem_json(const CommandOptions& options, const Problem& problem);
-Json environment_json(const std::string& instruction_set, int threads);
-// The ledger against the plan of the larger pass. Per rank; there is one.
-Json memory_json(const MemoryLedger& ledger, std::int64_t plan_bytes);
-// Nothing travels on one rank.
-Json traffic_json();
+Json problem_json(const CommandOptions& options, const Problem& problem, int ranks);
+Json environment_json(const std::string& instruction_set, int threads, const Launch& launch = {});
+Json ranks_json(const RankSetup& setup, const Launch& launch, std::int64_t slot_bytes);
 
 // Two lines: the machine and the problem.
 std::string describe(const Problem& problem, const std::string& instruction_set, int threads);
-std::string describe_memory(const MemoryLedger& ledger, std::int64_t plan_bytes);
 
 // The bytes of the larger pass.
-std::int64_t plan_bytes(const Attention& attention, bool backward);
+std::int64_t plan_bytes(const RankAttention& attention, bool backward);
 
 // "12.3 ms", "1.50 s"
 std::string duration_text(double seconds);

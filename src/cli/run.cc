@@ -1,4 +1,5 @@
 // annulus run: attention, and its gradients, from files or from drawn inputs, to files and checksums.
+#include <algorithm>
 #include <iostream>
 
 #include "cli/checksum.h"
@@ -6,7 +7,9 @@
 #include "cli/files.h"
 #include "cli/picture.h"
 #include "cli/progress.h"
+#include "cli/rank_report.h"
 #include "cli/report.h"
+#include "cli/trace.h"
 #include "numeric/size.h"
 
 namespace annulus::cli {
@@ -17,88 +20,139 @@ struct RunOptions : CommandOptions {
   Text picture;  // a head
 };
 
-struct Seconds {
-  double forward = 0;
-  double backward = 0;
+// All that is decided before ranks begin.
+struct RunJob {
+  const RunOptions& options;
+  Problem problem;
+  InputFiles& inputs;
+  RankSetup setup;
+  Launch launch;
+  std::uint64_t seed = 0;
+  std::string picture;
+  Pass pass = Pass::forward;
 };
 
-Json checksums_json(const Workload& work, Pass pass, int threads) {
-  Json sums = Json::object();
-  for (const std::string& name : result_names(pass))
-    sums[name] = checksum_text(checksum(work.data(name), size_of(work.dtype(name)), work.elements(name), threads));
-  return sums;
+// Of the whole tensors, on every rank. A collective.
+Json checksums_json(const Workload& work, const Holdings& holdings, Pass pass, int threads, Rank& rank) {
+  const std::vector<std::string> names = result_names(pass);
+  std::string parts;
+  rank.busy([&] {
+    for (const std::string& name : names) {
+      const ShardMap& own = holdings.owned(is_key_side(name))[static_cast<std::size_t>(rank.index())];
+      parts += checksum_text(checksum(work.data(name), size_of(work.dtype(name)), own, work.row_shape(name), threads));
+    }
+  });
+  std::vector<std::uint64_t> sums(names.size(), 0);
+  for (const std::string& text : rank.transport.all_gather(parts))
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += std::stoull(text.substr(16 * i, 16), nullptr, 16);
+  Json json = Json::object();
+  for (std::size_t i = 0; i < sums.size(); ++i) json[names[i]] = checksum_text(sums[i]);
+  return json;
 }
 
-Json run_json(const RunOptions& options, const Attention& attention, const Workload& work, Seconds seconds) {
-  Json object = {{"problem", problem_json(options, attention.problem())},
-                 {"environment", environment_json(attention.instruction_set(), attention.threads())},
-                 {"seconds", seconds.forward + seconds.backward},
-                 {"forward_seconds", seconds.forward}};
-  if (options.problem.backward) object["backward_seconds"] = seconds.backward;
-  object["memory"] = memory_json(work.ledger(), plan_bytes(attention, options.problem.backward));
-  object["traffic"] = traffic_json();
-  object["checksum"] =
-      checksums_json(work, options.problem.backward ? Pass::backward : Pass::forward, attention.threads());
-  return object;
+// The slowest rank's seconds. A collective.
+double slowest(Rank& rank, double seconds) {
+  double most = 0;
+  for (const std::string& text : rank.transport.all_gather(number_text(seconds, 17)))
+    most = std::max(most, std::stod(text));
+  return most;
 }
 
-void print_run(std::ostream& out, const RunOptions& options, const Attention& attention, const Json& object) {
-  out << describe(attention.problem(), attention.instruction_set(), attention.threads());
+void print_run(std::ostream& out, const RunJob& job, const RankAttention& attention, const Json& object) {
+  out << describe(job.problem, attention.instruction_set(), attention.threads());
+  out << describe_ranks(job.launch, job.setup, object["sharding"]["slot_bytes"]);
   out << "forward  " << duration_text(object["forward_seconds"]) << "\n";
-  if (options.problem.backward) out << "backward " << duration_text(object["backward_seconds"]) << "\n";
+  if (job.options.problem.backward) out << "backward " << duration_text(object["backward_seconds"]) << "\n";
   for (const auto& [tensor, sum] : object["checksum"].items())
     out << (tensor == "out" ? "checksum " : "         ") << tensor << " " << sum.get<std::string>() << "\n";
 }
 
-int run(const RunOptions& options) {
-  const Options machine = make_machine(options.machine);
+int run_rank(RunJob& job, Rank& rank) {
+  const RunOptions& options = job.options;
   const bool backward = options.problem.backward;
-  const Pass pass = backward ? Pass::backward : Pass::forward;
+  const Holdings holdings = holdings_of(job.setup, job.problem);
+  const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
+  const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
+  Workload work(job.problem, holdings.of(rank.index()));
+  check_memory_of_hosts(rank, plan_bytes(attention, backward) - job.inputs.lent_bytes(work, job.pass), "this run");
+
+  Trace trace(rank);
+  const std::int64_t sent_before = rank.transport.sent_bytes();
+  const auto provide = [&](Pass pass) {
+    rank.busy([&] {
+      if (job.inputs.given())
+        job.inputs.lend(work, pass);
+      else
+        work.draw(job.seed, attention.threads(), pass);
+    });
+  };
+  const auto timed = [&](Pass pass) {
+    rank.meet();  // and begin together
+    const auto begin = Trace::Clock::now();
+    const double seconds = pass == Pass::forward ? work.forward(attention) : work.backward(attention);
+    trace.add_pass(pass, begin);
+    return seconds;
+  };
+  Progress progress(options.report.quiet || !rank.reports(), backward ? 4 : 3);
+  progress.step(job.inputs.given() ? "map inputs" : "draw inputs");
+  provide(Pass::forward);
+  progress.step("forward");
+  double forward_s = timed(Pass::forward), backward_s = 0;
+  if (backward) {
+    progress.step("backward");
+    provide(Pass::backward);
+    backward_s = timed(Pass::backward);
+  }
+  const std::int64_t sent = rank.transport.sent_bytes() - sent_before;
+  forward_s = slowest(rank, forward_s);
+  backward_s = slowest(rank, backward_s);
+
+  progress.step("write results");
+  Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
+                 {"environment", environment_json(attention.instruction_set(), attention.threads(), job.launch)},
+                 {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)},
+                 {"seconds", forward_s + backward_s},
+                 {"forward_seconds", forward_s}};
+  if (backward) object["backward_seconds"] = backward_s;
+  RankReport report = make_rank_report(attention, job.setup, work, rank, backward);
+  report.sent_bytes = sent;
+  const std::vector<RankReport> reports = collect_reports(rank, report);
+  const Json checksums = checksums_json(work, holdings, job.pass, attention.threads(), rank);
+  std::vector<std::string> written =
+      write_outputs(options.files, rank, holdings, work, job.pass, job.inputs.without_batch());
+  if (!options.ranks.trace.empty()) {
+    trace.write(options.ranks.trace, job.problem, job.setup.sharding, rank_options);
+    written.push_back(options.ranks.trace);
+  }
+  if (rank.reports()) {
+    object["memory"] = memory_json(reports);
+    object["traffic"] = traffic_json(reports);
+    object["checksum"] = checksums;
+    progress.wipe();
+    std::ostream& out = text_output(options.report);
+    print_run(out, job, attention, object);
+    out << describe_traffic(reports) << describe_memory(reports);
+    for (const std::string& path : written) out << "wrote    " << path << "\n";
+    out << job.picture;
+    write_report(options.report, object);
+  }
+  rank.meet();  // nobody leaves before the files are there
+  return kRight;
+}
+
+int run(const RunOptions& options) {
+  const Launch launch = make_launch(options.ranks, process_environment);
+  const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
+  (void)make_machine(options.machine);
+  const Pass pass = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(options.files, options.problem);
   const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options.problem));
-  const std::uint64_t seed = make_seed(options.problem);
-  std::string picture;
-  if (options.picture) picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
-  const Attention attention(problem, machine);
-  check_outputs(options.files, options.report, pass);
-
-  Workload work(problem);
-  std::int64_t mapped_bytes = 0;
-  if (inputs.given())
-    for (const std::string& name : input_names(pass)) mapped_bytes += work.bytes(name);
-  check_memory(plan_bytes(attention, backward) - mapped_bytes, "this run");
-
-  const auto provide = [&](Pass needed) {
-    if (inputs.given())
-      inputs.lend(work, needed);
-    else
-      work.draw(seed, attention.threads(), needed);
-  };
-  Seconds seconds;
-  std::vector<std::string> written;
-  Json object;
-  {
-    Progress progress(options.report.quiet, backward ? 4 : 3);
-    progress.step(inputs.given() ? "map inputs" : "draw inputs");
-    provide(Pass::forward);
-    progress.step("forward");
-    seconds.forward = work.forward(attention);
-    if (backward) {
-      progress.step("backward");
-      provide(Pass::backward);
-      seconds.backward = work.backward(attention);
-    }
-    progress.step("write results");
-    object = run_json(options, attention, work, seconds);
-    written = write_outputs(options.files, work, pass, inputs.without_batch());
-  }
-  std::ostream& out = text_output(options.report);
-  print_run(out, options, attention, object);
-  out << describe_memory(work.ledger(), plan_bytes(attention, backward));
-  for (const std::string& path : written) out << "wrote    " << path << "\n";
-  out << picture;
-  write_report(options.report, object);
-  return kRight;
+  RunJob job{options, problem, inputs, make_rank_setup(options, problem, launch.ranks), launch, 0, "", pass};
+  job.seed = make_seed(options.problem);
+  if (options.picture) job.picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
+  (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
+  if (launch.launcher.process == 0) check_outputs(options.files, report_paths(options), pass);
+  return run_ranks(launch, group, [&](Rank& rank) { return run_rank(job, rank); });
 }
 
 }  // namespace

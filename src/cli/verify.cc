@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/grid.h"
 #include "cli/progress.h"
+#include "cli/rank_report.h"
 #include "cli/report.h"
 #include "cli/verification.h"
 #include "cli/workload.h"
@@ -22,19 +23,30 @@ struct VerifyOptions : CommandOptions {
   Text grid_samples;
 };
 
-struct Failure {
+struct WrongProblem {
   std::string command;
   std::vector<VerifyCheck> checks;
 };
 
-VerifySettings settings_of(const CommandOptions& options) {
-  const Options machine = make_machine(options.machine);
+VerifySettings settings_of(const CommandOptions& options, const Problem& problem, int ranks) {
   VerifySettings settings;
-  settings.threads = machine.threads;
+  settings.setup = make_rank_setup(options, problem, ranks);
   settings.seed = make_seed(options.problem);
-  settings.instruction_sets =
-      machine.instruction_set == "auto" ? instruction_sets() : std::vector<std::string>{machine.instruction_set};
+  const std::string& set = settings.setup.options.device.instruction_set;
+  settings.instruction_sets = set == "auto" ? instruction_sets() : std::vector<std::string>{set};
+  // What the device cannot do is refused before anything begins.
+  (void)Attention(problem, {.threads = 1, .instruction_set = settings.instruction_sets.front()});
   return settings;
+}
+
+// Rank 0 knows; all ranks end alike. A collective.
+int code_of_all(Rank& rank, bool passed) {
+  return rank.transport.all_gather(passed ? "passed" : "wrong").front() == "passed" ? kRight : kWrongResult;
+}
+
+int threads_of(const VerifySettings& settings, const Rank& rank) {
+  const int threads = settings.setup.options.device.threads;
+  return threads > 0 ? threads : rank.default_threads();
 }
 
 Json checks_json(const std::vector<VerifyCheck>& checks) {
@@ -89,27 +101,43 @@ class WorstChecks {
   std::vector<VerifyCheck> worst_;
 };
 
-int verify_one(const VerifyOptions& options) {
-  const VerifySettings settings = settings_of(options);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
-  const Attention attention(problem,
-                            {.threads = settings.threads, .instruction_set = settings.instruction_sets.front()});
-  check_report(options.report);
-  check_memory(verify_bytes(problem), "this verification");
+int verify_rank(const VerifyOptions& options, const Problem& problem, const VerifySettings& settings,
+                const Launch& launch, Rank& rank) {
+  check_memory_of_hosts(rank, rank.reports() ? verify_bytes(problem) : 0, "this verification");
+  std::optional<Trace> trace;
+  if (!options.ranks.trace.empty()) trace.emplace(rank);
   std::vector<VerifyCheck> checks;
   {
-    Progress progress(options.report.quiet, verify_steps(settings));
-    checks = verify(problem, settings, [&](const std::string& what) { progress.step(what); });
+    Progress progress(options.report.quiet || !rank.reports(), verify_steps(settings));
+    checks = verify(
+        problem, settings, rank, [&](const std::string& what) { progress.step(what); }, trace ? &*trace : nullptr);
   }
+  if (trace)
+    trace->write(options.ranks.trace, problem, settings.setup.sharding,
+                 options_of_rank(settings.setup, problem, true, rank));
   const bool passed = all_passed(checks);
-  std::ostream& out = text_output(options.report);
-  out << describe(problem, attention.instruction_set(), attention.threads()) << checks_text(checks);
-  out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
-  write_report(options.report, {{"problem", problem_json(options, problem)},
-                                {"environment", environment_json(attention.instruction_set(), attention.threads())},
-                                {"passed", passed},
-                                {"checks", checks_json(checks)}});
-  return passed ? kRight : kWrongResult;
+  if (rank.reports()) {
+    const std::string& set = settings.instruction_sets.front();
+    std::ostream& out = text_output(options.report);
+    out << describe(problem, set, threads_of(settings, rank))
+        << describe_ranks(launch, settings.setup, settings.setup.options.slot_bytes) << checks_text(checks);
+    out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
+    write_report(options.report, {{"problem", problem_json(options, problem, launch.ranks)},
+                                  {"environment", environment_json(set, threads_of(settings, rank), launch)},
+                                  {"sharding", ranks_json(settings.setup, launch, settings.setup.options.slot_bytes)},
+                                  {"passed", passed},
+                                  {"checks", checks_json(checks)}});
+  }
+  return code_of_all(rank, passed);
+}
+
+int verify_one(const VerifyOptions& options) {
+  const Launch launch = make_launch(options.ranks, process_environment);
+  const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
+  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const VerifySettings settings = settings_of(options, problem, launch.ranks);
+  if (launch.launcher.process == 0) check_reports(report_paths(options));
+  return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
 }
 
 // The very words that a failure is printed with, through the very parser that will read them again.
@@ -138,6 +166,9 @@ void check_grid_options(const VerifyOptions& options) {
                                                 {"--gradient", typed.gradient.has_value()},
                                                 {"--cu-seqlens", typed.cu_seqlens.has_value()},
                                                 {"--scale", typed.scale.has_value()},
+                                                {"--boundaries", options.ranks.boundaries.has_value()},
+                                                {"--memory-limit", options.ranks.memory_limit.has_value()},
+                                                {"--trace", !options.ranks.trace.empty()},
                                                 {"--pad-like-torchscale", typed.pad_like_torchscale},
                                                 {"--causal", typed.causal}};
   for (const auto& [option, typed_too] : given)
@@ -146,47 +177,76 @@ void check_grid_options(const VerifyOptions& options) {
                             " beside it: leave out one of them");
 }
 
-int verify_grid(const VerifyOptions& options) {
-  check_grid_options(options);
-  const VerifySettings settings = settings_of(options);
-  std::optional<std::int64_t> samples;
-  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
-  check_report(options.report);
-  const std::vector<Words> cases = grid_cases(samples, settings.seed);
+// The options of ranks, as words that repeat them.
+Words rank_words(const RankTexts& typed, const Launch& launch, bool reproducible) {
+  Words words;
+  if (launch.ranks > 1) words.insert(words.end(), {"--ranks", std::to_string(launch.ranks)});
+  const std::pair<const char*, const Text&> given[] = {
+      {"--layout", typed.layout}, {"--strategy", typed.strategy}, {"--slot-size", typed.slot_size}};
+  for (const auto& [option, text] : given)
+    if (text) words.insert(words.end(), {option, *text});
+  if (reproducible) words.emplace_back("--reproducible");
+  return words;
+}
+
+void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t cases,
+                 const std::vector<VerifyCheck>& worst, const std::vector<WrongProblem>& failures, int threads) {
   std::ostream& out = text_output(options.report);
+  out << "annulus " << version() << ", " << cases << " problems; of each check the one closest to its bound:\n"
+      << checks_text(worst);
+  out << (failures.empty() ? "passed: " : "WRONG: ") << cases - failures.size() << " of " << cases << " problems\n";
+  Json failed = Json::array();
+  for (const WrongProblem& failure : failures)
+    failed.push_back({{"command", failure.command}, {"checks", checks_json(failure.checks)}});
+  const std::string set = make_machine(options.machine).instruction_set;
+  write_report(options.report,
+               {{"problem", {{"grid", true}, {"cases", cases}, {"seed", make_seed(options.problem)}}},
+                {"environment", environment_json(set == "auto" ? instruction_sets().front() : set, threads, launch)},
+                {"passed", failures.empty()},
+                {"checks", checks_json(worst)},
+                {"failed", failed}});
+}
+
+int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
   WorstChecks worst;
-  std::vector<Failure> failures;
+  std::vector<WrongProblem> failures;
+  int threads = rank.default_threads();
   {
-    Progress progress(options.report.quiet, static_cast<std::int64_t>(cases.size()));
+    Progress progress(options.report.quiet || !rank.reports(), static_cast<std::int64_t>(cases.size()));
     for (const Words& words : cases) {
       Words full = words;
-      full.insert(full.end(), {"--seed", std::to_string(settings.seed)});
+      for (const std::string& word : rank_words(options.ranks, launch, options.problem.reproducible))
+        full.push_back(word);
+      full.insert(full.end(), {"--seed", std::to_string(make_seed(options.problem))});
       progress.step(command_line(full).substr(15));
-      const std::vector<VerifyCheck> checks = verify(grid_problem(words), settings, [](const std::string&) {});
+      const Problem problem = grid_problem(words);
+      const VerifySettings settings = settings_of(options, problem, launch.ranks);
+      threads = threads_of(settings, rank);
+      const std::vector<VerifyCheck> checks = verify(problem, settings, rank, [](const std::string&) {});
       worst.add(checks);
       if (all_passed(checks)) continue;
       failures.push_back({command_line(full), {}});
       std::ranges::copy_if(checks, std::back_inserter(failures.back().checks),
                            [](const VerifyCheck& check) { return !check.passed; });
       progress.wipe();
-      out << "WRONG: " << failures.back().command << "\n" << checks_text(failures.back().checks) << std::flush;
+      text_output(options.report) << "WRONG: " << failures.back().command << "\n"
+                                  << checks_text(failures.back().checks) << std::flush;
     }
   }
-  const Attention probe(grid_problem(cases.empty() ? Words{} : cases.front()),
-                        {.threads = settings.threads, .instruction_set = settings.instruction_sets.front()});
-  out << "annulus " << version() << ", " << cases.size() << " problems; of each check the one closest to its bound:\n"
-      << checks_text(worst.list());
-  out << (failures.empty() ? "passed: " : "WRONG: ") << cases.size() - failures.size() << " of " << cases.size()
-      << " problems\n";
-  Json failed = Json::array();
-  for (const Failure& failure : failures)
-    failed.push_back({{"command", failure.command}, {"checks", checks_json(failure.checks)}});
-  write_report(options.report, {{"problem", {{"grid", true}, {"cases", cases.size()}, {"seed", settings.seed}}},
-                                {"environment", environment_json(probe.instruction_set(), probe.threads())},
-                                {"passed", failures.empty()},
-                                {"checks", checks_json(worst.list())},
-                                {"failed", failed}});
-  return failures.empty() ? kRight : kWrongResult;
+  if (rank.reports()) report_grid(options, launch, cases.size(), worst.list(), failures, threads);
+  return code_of_all(rank, failures.empty());
+}
+
+int verify_grid(const VerifyOptions& options) {
+  check_grid_options(options);
+  const Launch launch = make_launch(options.ranks, process_environment);
+  const GroupOptions group = make_group_options(options.ranks, 64);
+  (void)settings_of(options, grid_problem({}), launch.ranks);
+  std::optional<std::int64_t> samples;
+  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
+  const std::vector<Words> cases = grid_cases(samples, make_seed(options.problem));
+  if (launch.launcher.process == 0) check_reports(report_paths(options));
+  return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
-#include "cli/environment.h"
 #include "cli/random.h"
 #include "numeric/size.h"
 
@@ -27,8 +27,6 @@ Stream stream_of(const std::string& name) {
   if (name == "v") return Stream::v;
   return Stream::dout;
 }
-
-bool is_key_side(const std::string& name) { return name == "k" || name == "v" || name == "dk" || name == "dv"; }
 
 }  // namespace
 
@@ -52,14 +50,21 @@ std::vector<std::string> result_names(Pass pass) {
   return {"out", "lse", "dq", "dk", "dv"};
 }
 
-Workload::Workload(const Problem& problem) : problem_(problem) {}
+bool is_key_side(const std::string& name) { return name == "k" || name == "v" || name == "dk" || name == "dv"; }
+
+Workload::Workload(const Problem& problem, Holding holding) : problem_(problem), holding_(std::move(holding)) {}
+
+const ShardMap& Workload::shard(const std::string& name) const {
+  return is_key_side(name) ? holding_.keys : holding_.queries;
+}
 
 void Workload::draw(std::uint64_t seed, int threads, Pass pass) {
   release_workspace();
   for (const std::string& name : input_names(pass)) {
     if (has(name)) continue;
     allocate(name);
-    fill_normal(seed, stream_of(name), problem_.dtype, tensors_.at(name).own.data(), elements(name), threads);
+    fill_normal(seed, stream_of(name), problem_.dtype, tensors_.at(name).own.data(), shard(name), row_shape(name),
+                threads);
   }
 }
 
@@ -69,7 +74,19 @@ void Workload::borrow(const std::string& name, const void* data) {
   tensors_[name].data = data;
 }
 
-double Workload::forward(const Attention& attention) {
+void Workload::copy(const std::string& name, std::span<const std::byte> whole) {
+  release_workspace();
+  allocate(name);
+  const auto row_bytes = static_cast<std::size_t>(row_shape(name).inner * size_of(dtype(name)));
+  std::byte* rows = tensors_.at(name).own.data();
+  const ShardMap& own = shard(name);
+  own.for_each_row(0, row_shape(name).outer * own.rows(), [&](std::int64_t here, std::int64_t there) {
+    std::memcpy(rows + static_cast<std::size_t>(here) * row_bytes,
+                whole.data() + static_cast<std::size_t>(there) * row_bytes, row_bytes);
+  });
+}
+
+double Workload::forward(const RankAttention& attention) {
   prepare(attention, Pass::forward);
   ForwardArgs args;
   args.q = read("q");
@@ -81,7 +98,7 @@ double Workload::forward(const Attention& attention) {
   return seconds_of([&] { attention.forward(args); });
 }
 
-double Workload::backward(const Attention& attention) {
+double Workload::backward(const RankAttention& attention) {
   prepare(attention, Pass::backward);
   BackwardArgs args;
   args.q = read("q");
@@ -99,10 +116,14 @@ double Workload::backward(const Attention& attention) {
 
 DType Workload::dtype(const std::string& name) const { return name == "lse" ? DType::fp32 : problem_.dtype; }
 
-std::vector<std::int64_t> Workload::shape(const std::string& name) const {
-  if (name == "lse") return {problem_.batch, problem_.heads, problem_.tokens};
-  const auto shape = shape4(name);
-  return {shape.begin(), shape.end()};
+std::vector<std::int64_t> Workload::shape_of(const std::string& name, std::int64_t tokens) const {
+  if (name == "lse") return {problem_.batch, problem_.heads, tokens};
+  return {problem_.batch, tokens, is_key_side(name) ? problem_.kv_heads : problem_.heads, problem_.head_dim};
+}
+
+RowShape Workload::row_shape(const std::string& name) const {
+  if (name == "lse") return {problem_.batch * problem_.heads, 1};
+  return {problem_.batch, (is_key_side(name) ? problem_.kv_heads : problem_.heads) * problem_.head_dim};
 }
 
 std::int64_t Workload::elements(const std::string& name) const {
@@ -120,13 +141,15 @@ void Workload::allocate(const std::string& name) {
 
 // Results and the workspace of a pass. What the pass holds beside the tensors enters the ledger under the plan's own
 // names.
-void Workload::prepare(const Attention& attention, Pass pass) {
+void Workload::prepare(const RankAttention& attention, Pass pass) {
   const std::vector<std::string> results = result_names(pass);
   std::vector<MemoryComponent> parts;
   for (const MemoryComponent& part : attention.memory(pass))
-    if (!has(part.name) && std::ranges::find(results, part.name) == results.end()) parts.push_back(part);
+    if (part.bytes > 0 && !has(part.name) && std::ranges::find(results, part.name) == results.end())
+      parts.push_back(part);
   const std::size_t bytes = attention.workspace_bytes(pass);
-  if (parts == workspace_parts_ && workspace_bytes_ == bytes) return;
+  const bool has_results = std::ranges::all_of(results, [&](const std::string& name) { return has(name); });
+  if (has_results && parts == workspace_parts_ && workspace_bytes_ == bytes) return;
   release_workspace();
   for (const std::string& name : results)
     if (!has(name)) allocate(name);
@@ -144,7 +167,8 @@ void Workload::release_workspace() {
 }
 
 std::array<std::int64_t, 4> Workload::shape4(const std::string& name) const {
-  return {problem_.batch, problem_.tokens, is_key_side(name) ? problem_.kv_heads : problem_.heads, problem_.head_dim};
+  const std::vector<std::int64_t> sizes = shape(name);
+  return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
 ConstTensorView Workload::read(const std::string& name) const { return {data(name), problem_.dtype, shape4(name)}; }
@@ -155,14 +179,6 @@ TensorView Workload::write(const std::string& name) {
 
 std::span<float> Workload::lse() {
   return {reinterpret_cast<float*>(tensors_.at("lse").own.data()), static_cast<std::size_t>(elements("lse"))};
-}
-
-void check_memory(std::int64_t needed_bytes, const std::string& what) {
-  const auto available = available_memory_bytes();
-  if (available && needed_bytes > *available)
-    throw OutOfMemory(what + " must fit into the memory that is left; it needs " + format_bytes(needed_bytes) +
-                      " and " + format_bytes(*available) +
-                      " are available: give smaller sizes or use a larger machine");
 }
 
 }  // namespace annulus::cli

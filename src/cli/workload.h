@@ -1,6 +1,6 @@
-// The tensors of one problem in memory, by name, with every byte in the ledger.
+// The tensors of one problem that one rank holds, by name, with every byte in the ledger.
 //
-//   Workload work(problem);
+//   Workload work(problem, holding);
 //   work.draw(seed, threads, Pass::forward);
 //   work.forward(attention);        // seconds
 //   work.data("out")
@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "annulus/attention.h"
+#include "annulus/ranks.h"
+#include "cli/shard_map.h"
 
 namespace annulus::cli {
 
@@ -39,25 +40,36 @@ class Buffer {
 std::vector<std::string> input_names(Pass pass);
 std::vector<std::string> result_names(Pass pass);
 
+bool is_key_side(const std::string& name);
+
 class Workload {
  public:
-  explicit Workload(const Problem& problem);  // resolved
+  // A resolved problem, and what this rank holds of it; without that, all rows.
+  Workload(const Problem& problem, Holding holding);
+  explicit Workload(const Problem& problem)
+      : Workload(problem, {whole_sequence(problem.tokens), whole_sequence(problem.tokens)}) {}
 
   // New inputs take the room of the workspace of the pass before. `draw` draws all that are not there yet.
   void draw(std::uint64_t seed, int threads, Pass pass);
   void borrow(const std::string& name, const void* data);
+  // This rank's rows of a whole tensor, whose bytes need not be aligned.
+  void copy(const std::string& name, std::span<const std::byte> whole);
 
   // Wall-clock seconds of the call alone. Results stay; the workspace does until a pass needs another.
-  double forward(const Attention& attention);
-  double backward(const Attention& attention);
+  double forward(const RankAttention& attention);
+  double backward(const RankAttention& attention);
 
   const Problem& problem() const { return problem_; }
+  const Holding& holding() const { return holding_; }
+  const ShardMap& shard(const std::string& name) const;
   const MemoryLedger& ledger() const { return ledger_; }
 
   bool has(const std::string& name) const { return tensors_.contains(name); }
   const void* data(const std::string& name) const { return tensors_.at(name).data; }
   DType dtype(const std::string& name) const;
-  std::vector<std::int64_t> shape(const std::string& name) const;
+  std::vector<std::int64_t> shape(const std::string& name) const { return shape_of(name, shard(name).rows()); }
+  std::vector<std::int64_t> whole_shape(const std::string& name) const { return shape_of(name, problem_.tokens); }
+  RowShape row_shape(const std::string& name) const;
   std::int64_t elements(const std::string& name) const;
   std::int64_t bytes(const std::string& name) const { return elements(name) * size_of(dtype(name)); }
 
@@ -68,22 +80,21 @@ class Workload {
   };
 
   void allocate(const std::string& name);
-  void prepare(const Attention& attention, Pass pass);
+  void prepare(const RankAttention& attention, Pass pass);
   void release_workspace();
+  std::vector<std::int64_t> shape_of(const std::string& name, std::int64_t tokens) const;
   std::array<std::int64_t, 4> shape4(const std::string& name) const;
   ConstTensorView read(const std::string& name) const;
   TensorView write(const std::string& name);
   std::span<float> lse();
 
   Problem problem_;
+  Holding holding_;
   MemoryLedger ledger_;
   std::map<std::string, Tensor> tensors_;
   Buffer workspace_;
   std::size_t workspace_bytes_ = 0;
   std::vector<MemoryComponent> workspace_parts_;  // as the ledger has them
 };
-
-// Throws OutOfMemory with both numbers when `needed_bytes` are more than the machine has left.
-void check_memory(std::int64_t needed_bytes, const std::string& what);
 
 }  // namespace annulus::cli

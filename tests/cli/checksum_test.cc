@@ -51,5 +51,25 @@ TEST(Checksum, TextHasSixteenDigits) {
   EXPECT_EQ(checksum_text(0x0123456789abcdefu), "0123456789abcdef");
 }
 
+// A tensor [2, 7, 3]: whoever holds which rows, the parts add up to the sum of the whole.
+TEST(Checksum, PartsOfShardsAddUp) {
+  std::vector<std::uint32_t> whole(2 * 7 * 3);
+  for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<std::uint32_t>(i * i * 2654435761u);
+  const std::uint64_t expected = checksum(whole.data(), 4, static_cast<std::int64_t>(whole.size()), 2);
+  for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
+    for (const int ranks : {1, 2, 3, 9}) {
+      const Sharding sharding = resolve(Sharding{.ranks = ranks, .layout = layout}, 7);
+      std::uint64_t sum = 0;
+      for (const ShardMap& shard : shard_maps(sharding, 7)) {
+        std::vector<std::uint32_t> part;
+        shard.for_each_row(0, 2 * shard.rows(), [&](std::int64_t, std::int64_t there) {
+          for (std::int64_t e = 0; e < 3; ++e) part.push_back(whole[static_cast<std::size_t>(there * 3 + e)]);
+        });
+        sum += checksum(part.data(), 4, shard, {2, 3}, 2);
+      }
+      EXPECT_EQ(sum, expected) << name(layout) << " " << ranks;
+    }
+}
+
 }  // namespace
 }  // namespace annulus::cli

@@ -121,13 +121,13 @@ class CliTest(unittest.TestCase):
 
 class Usage(CliTest):
     def test_help_and_version_succeed(self):
-        for arguments in ["--help"], ["run", "--help"], ["verify", "--help"], ["bench", "--help"], ["info", "--help"]:
+        for arguments in ["--help"], ["run", "--help"], ["verify", "--help"], ["bench", "--help"], ["info", "--help"], ["plan", "--help"]:
             self.assertIn("--", self.succeed(*arguments).stdout)
         self.assertRegex(self.succeed("--version").stdout, r"^annulus \d+\.\d+\.\d+\n$")
 
     def test_wrong_words_are_usage_errors(self):
-        self.refuse(2, ["info, run, verify, bench", "none", "--help"])
-        self.refuse(2, ["info, run, verify, bench", "'sing'", "--help"], "sing")
+        self.refuse(2, ["info, plan, run, verify, bench", "none", "--help"])
+        self.refuse(2, ["info, plan, run, verify, bench", "'sing'", "--help"], "sing")
         self.refuse(2, ["--tokens", "not expected"], "--tokens", "5", "run")
         self.refuse(2, ["--loud"], "run", "--loud")
         self.refuse(2, ["--tokens"], "run", "--tokens")
@@ -342,6 +342,7 @@ class Info(CliTest):
                 "dtypes",
                 "head_dim",
                 "devices",
+                "transports",
                 "caches",
                 "available_memory_bytes",
             },
@@ -358,20 +359,22 @@ class Info(CliTest):
             self.assertIn(word, text)
 
 
-ENVIRONMENT = {"version", "device", "cpu", "instruction_set", "launcher", "ranks", "threads"}
+ENVIRONMENT = {"version", "device", "cpu", "instruction_set", "launcher", "transport", "ranks", "threads"}
+SHARDING = {"ranks", "layout", "boundaries", "strategy", "slot_bytes", "memory_limit_bytes"}
 PROBLEM = {
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "segments", "dilations", "preset", "phase", "branches",
     "gradient", "pad_like_torchscale", "output_scale", "causal", "scale", "cu_seqlens", "seed", "backward",
     "deterministic", "reproducible",
 }  # fmt: skip
 TRAFFIC = {"sent_bytes", "plan_bytes", "minimum_bytes", "ring_bytes"}
-MEMORY = {"peak_bytes", "plan_bytes", "components", "process_peak_bytes"}
+MEMORY = {"peak_bytes", "plan_bytes", "components", "process_peak_bytes", "by_rank"}
 
 
 class Run(CliTest):
     def check_shared_keys(self, report):
         self.assertEqual(set(report["problem"]), PROBLEM)
         self.assertEqual(set(report["environment"]), ENVIRONMENT)
+        self.assertEqual(set(report["sharding"]), SHARDING)
 
     def test_keys(self):
         report = self.report("run", *SMALL, "--backward")
@@ -381,6 +384,7 @@ class Run(CliTest):
             {
                 "problem",
                 "environment",
+                "sharding",
                 "seconds",
                 "forward_seconds",
                 "backward_seconds",
@@ -536,7 +540,7 @@ class Verify(CliTest):
     def test_keys_and_what_is_checked(self):
         sets = self.report("info")["instruction_sets"]
         report = self.report("verify", *SMALL, "--threads", "2")
-        self.assertEqual(set(report), {"problem", "environment", "passed", "checks"})
+        self.assertEqual(set(report), {"problem", "environment", "sharding", "passed", "checks"})
         self.assertEqual(set(report["problem"]), PROBLEM)
         self.assertIs(report["passed"], True)
         self.check_checks(report["checks"])
@@ -581,7 +585,10 @@ class Bench(CliTest):
         report = self.report("bench", *SMALL, "--backward", "--repeats", "3", "--warmup", "0", "--min-seconds", "0")
         self.assertEqual(
             set(report),
-            {"problem", "environment", "forward", "backward", "peak_instruction", "traffic", "memory", "communication"},
+            {
+                "problem", "environment", "sharding", "forward", "backward", "peak_instruction", "traffic", "memory",
+                "communication",
+            },  # fmt: skip
         )
         for name in "forward", "backward":
             timing = report[name]
@@ -599,7 +606,7 @@ class Bench(CliTest):
         self.assertEqual(report["memory"]["peak_bytes"], report["memory"]["plan_bytes"])
         self.assertEqual(set(report["memory"]), MEMORY)
         self.assertEqual(set(report["traffic"]), TRAFFIC | {"largest_rank"})
-        self.assertEqual(report["communication"], {"exposed_fraction": 0})
+        self.assertEqual(report["communication"], {"exposed_fraction": 0, "worst_exposed_fraction": 0})
         self.assertEqual(set(report["problem"]), PROBLEM)
 
     def test_forward_alone(self):
@@ -621,7 +628,7 @@ class Documentation(CliTest):
     """docs/command-line.md has every option and every key, and no option that does not exist."""
 
     PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
-    COMMANDS = ("info", "run", "verify", "bench")
+    COMMANDS = ("info", "plan", "run", "verify", "bench")
 
     def test_options(self):
         option = re.compile(r"--[a-z][a-z-]*")
@@ -650,6 +657,8 @@ class Documentation(CliTest):
         for words in (
             ["info"],
             ["run", *SMALL, "--backward"],
+            ["run", *SMALL, "--ranks", "3", "--backward"],
+            ["plan", *SMALL, "--ranks", "3", "--backward"],
             ["verify", *SMALL],
             ["verify", *grid],
             ["bench", *SMALL, *bench],

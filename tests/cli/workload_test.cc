@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cli/random.h"
+#include "transport/threads.h"
 
 namespace annulus::cli {
 namespace {
@@ -23,11 +24,25 @@ Problem small_problem(DType dtype) {
   return resolve(problem);
 }
 
-std::int64_t plan_of(const Attention& attention, Pass pass) { return total_bytes(attention.memory(pass)); }
+// A lone rank.
+struct Lone {
+  explicit Lone(const Problem& problem, const Options& device = {})
+      : group(make_thread_group(1)), attention(problem, {}, *group.front(), options(device)) {}
+  static RankOptions options(const Options& device) {
+    RankOptions result;
+    result.device = device;
+    return result;
+  }
+  std::vector<std::unique_ptr<Transport>> group;
+  RankAttention attention;
+};
+
+std::int64_t plan_of(const RankAttention& attention, Pass pass) { return total_bytes(attention.memory(pass)); }
 
 TEST(Workload, TheLedgerMeetsThePlanToTheByte) {
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-    const Attention attention(small_problem(dtype), {.threads = 3, .instruction_set = ""});
+    const Lone lone(small_problem(dtype), {.threads = 3, .instruction_set = ""});
+    const RankAttention& attention = lone.attention;
     Workload work(attention.problem());
     work.draw(1, 2, Pass::forward);
     work.forward(attention);
@@ -65,7 +80,8 @@ TEST(Workload, DrawsWhatTheGeneratorSays) {
 }
 
 TEST(Workload, BorrowedInputsAreReadWhereTheyAre) {
-  const Attention attention(small_problem(DType::fp32));
+  const Lone lone(small_problem(DType::fp32));
+  const RankAttention& attention = lone.attention;
   Workload own(attention.problem());
   own.draw(3, 2, Pass::forward);
   own.forward(attention);
@@ -81,7 +97,8 @@ TEST(Workload, NoTokens) {
   Problem problem = small_problem(DType::fp32);
   problem.tokens = 0;
   problem.documents = {0, 0};
-  const Attention attention(problem);
+  const Lone lone(problem);
+  const RankAttention& attention = lone.attention;
   Workload work(attention.problem());
   work.draw(0, 2, Pass::backward);
   work.forward(attention);
@@ -89,14 +106,23 @@ TEST(Workload, NoTokens) {
   EXPECT_EQ(work.bytes("out"), 0);
 }
 
-TEST(Workload, MoreMemoryThanThereIsIsRefusedWithNumbers) {
-  check_memory(1 << 20, "a megabyte");
-  try {
-    check_memory(std::int64_t{1} << 60, "an exabyte");
-    ADD_FAILURE() << "accepted";
-  } catch (const OutOfMemory& error) {
-    EXPECT_NE(std::string(error.what()).find("1.0 EiB"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("available"), std::string::npos) << error.what();
+// Every third row belongs to somebody else.
+TEST(Workload, AShardHasTheRowsOfTheWhole) {
+  const Problem problem = small_problem(DType::bf16);
+  Workload whole(problem);
+  whole.draw(5, 2, Pass::backward);
+  for (const ShardMap& shard :
+       {ShardMap{{{1, 3, 100}}, 301}, ShardMap{{{0, 1, 50}, {250, 1, 51}}, 301}, ShardMap{{}, 301}}) {
+    Workload drawn(problem, {shard, shard}), copied(problem, {shard, shard});
+    drawn.draw(5, 3, Pass::backward);
+    for (const std::string& name : input_names(Pass::backward)) {
+      const auto* bytes = static_cast<const std::byte*>(whole.data(name));
+      copied.copy(name, {bytes, static_cast<std::size_t>(whole.bytes(name))});
+      ASSERT_EQ(drawn.bytes(name), copied.bytes(name));
+      EXPECT_EQ(std::memcmp(drawn.data(name), copied.data(name), static_cast<std::size_t>(drawn.bytes(name))), 0);
+    }
+    EXPECT_EQ(drawn.shape("lse"), (std::vector<std::int64_t>{2, 6, shard.rows()}));
+    EXPECT_EQ(drawn.whole_shape("lse"), (std::vector<std::int64_t>{2, 6, 301}));
   }
 }
 

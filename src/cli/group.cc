@@ -1,0 +1,179 @@
+#include "cli/group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <set>
+
+#include "cli/environment.h"
+#include "kernels/thread_pool.h"
+#include "transport/threads.h"
+#ifdef ANNULUS_WITH_MPI
+#include "transport/mpi.h"
+#endif
+
+namespace annulus::cli {
+namespace {
+
+std::atomic<bool> stop{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it");
+
+// Signals to end, caught once each while ranks run.
+class Signals {
+ public:
+  Signals() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { stop = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (std::size_t i = 0; i < kCaught.size(); ++i) sigaction(kCaught[i], &action, &before_[i]);
+  }
+  ~Signals() {
+    for (std::size_t i = 0; i < kCaught.size(); ++i) sigaction(kCaught[i], &before_[i], nullptr);
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+ private:
+  static constexpr std::array<int, 2> kCaught = {SIGINT, SIGTERM};
+  std::array<struct sigaction, 2> before_{};
+};
+
+TransportOptions transport_options(const GroupOptions& options, const std::string& who) {
+  return {.timeout = options.timeout,
+          .warn = [who](const std::string& text) { print_error(who + text); },
+          .stop = &stop,
+          .blocking = options.blocking};
+}
+
+// What one rank did and how it ended.
+struct Outcome {
+  int code = kRight;
+  std::exception_ptr error;
+  std::string last_events;
+};
+
+Outcome run_rank(Transport& transport, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  Outcome outcome;
+  Recorder recorder(options.recorded_events);
+  try {
+    Rank rank(transport, recorder);
+    outcome.code = body(rank);
+    return outcome;
+  } catch (const TransportError&) {  // the others know
+    outcome.error = std::current_exception();
+  } catch (const std::exception& error) {
+    outcome.error = std::current_exception();
+    transport.abort(error.what());
+  }
+  outcome.last_events = recorder.report();
+  return outcome;
+}
+
+void print_outcome(int rank, const Outcome& outcome) {
+  const std::string who = "rank " + std::to_string(rank);
+  print_error(who + ": " + failure_of(outcome.error).message);
+  if (!outcome.last_events.empty()) print_error("the last events of " + who + ":\n" + outcome.last_events);
+}
+
+int run_threads(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  auto transports = make_thread_group(launch.ranks, transport_options(options, ""));
+  std::vector<Outcome> outcomes(transports.size());
+  {
+    // The first rank stays in this thread: a lone rank needs no other.
+    std::vector<std::jthread> threads;
+    const auto run = [&](std::size_t i) {
+      outcomes[i] = run_rank(*transports[i], options, body);
+      transports[i].reset();  // it has left; who still needs it fails
+    };
+    for (std::size_t i = 1; i < transports.size(); ++i) threads.emplace_back(run, i);
+    run(0);
+  }
+  int code = kRight;
+  bool failed = false;
+  std::set<std::string> said;
+  // Who failed by itself is the cause; the others only heard of it.
+  const bool has_cause = std::ranges::any_of(
+      outcomes, [](const Outcome& o) { return o.error != nullptr && !failure_of(o.error).by_another_rank; });
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    code = std::max(code, outcomes[i].code);
+    if (outcomes[i].error == nullptr) continue;
+    if (outcomes.size() == 1) std::rethrow_exception(outcomes[i].error);
+    const Failure failure = failure_of(outcomes[i].error);
+    if (has_cause && failure.by_another_rank) continue;
+    if (!failed) code = failure.code;
+    failed = true;
+    // What all of them were refused alike is said once.
+    if (!failure.by_another_rank && !said.insert(failure.message).second) continue;
+    print_outcome(static_cast<int>(i), outcomes[i]);
+  }
+  if (failed) throw Reported{code};
+  return code;
+}
+
+#ifdef ANNULUS_WITH_MPI
+int run_process(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  MpiProcess process(nullptr, nullptr);
+  if (process.size() != launch.ranks)
+    throw DeviceError("MPI must see all processes of the job; it sees " + std::to_string(process.size()) + " of " +
+                      std::to_string(launch.ranks) +
+                      ": start them by the mpirun of the same MPI, or by srun with --mpi=pmix");
+  const std::string who = "rank " + std::to_string(process.rank()) + " warns: ";
+  const auto transport = process.make_transport(transport_options(options, who));
+  const Outcome outcome = run_rank(*transport, options, body);
+  if (outcome.error == nullptr) return outcome.code;
+  // Before MPI ends, which may mean that this process ends.
+  print_outcome(process.rank(), outcome);
+  throw Reported{failure_of(outcome.error).code};
+}
+#endif
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+Rank::Rank(Transport& transport_, Recorder& recorder_) : transport(transport_), recorder(recorder_) {
+  const std::string host = host_name();
+  const std::string own = host + " " + usable_core_list();
+  const std::vector<std::string> all = transport.all_gather(own);
+  neighbours = {.host = host, .on_cores = 0, .is_first = true, .cores = usable_cores()};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] != own) continue;
+    ++neighbours.on_cores;
+    if (static_cast<int>(i) < index()) neighbours.is_first = false;
+  }
+}
+
+int Rank::default_threads() const { return std::max(1, neighbours.cores / neighbours.on_cores); }
+
+Rank::SignOfLife::SignOfLife(Transport& transport) {
+  if (transport.size() == 1) return;
+  thread_ = std::jthread([&transport](const std::stop_token& end) {
+    while (!end.stop_requested()) {
+      try {
+        transport.poll();
+      } catch (const std::exception&) {
+        return;  // the rank's own thread gets the same error from its next call
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+}
+
+Rank::SignOfLife::~SignOfLife() = default;
+
+int run_ranks(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  const Signals signals;
+  stop = false;
+#ifdef ANNULUS_WITH_MPI
+  if (launch.transport == "mpi") return run_process(launch, options, body);
+#endif
+  return run_threads(launch, options, body);
+}
+
+}  // namespace annulus::cli

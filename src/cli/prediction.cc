@@ -1,0 +1,133 @@
+#include "cli/prediction.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "cli/launcher.h"
+#include "exec/schedule.h"
+#include "plan/shard.h"
+#include "transport/transport.h"
+#ifdef ANNULUS_WITH_MPI
+#include "transport/mpi.h"
+#endif
+
+namespace annulus::cli {
+namespace {
+
+constexpr int kEveryRank = 16;                               // up to so many, all are predicted
+constexpr std::int64_t kLeastSlot = std::int64_t{64} << 10;  // below, messages cost more than what they carry
+constexpr std::int64_t kMostExchanges = 1 << 20;             // of a pass
+
+// One rank of a group whose other ranks agree with everything and never send.
+class NoTransport final : public Transport {
+ public:
+  NoTransport(int rank, int size) : rank_(rank), size_(size) {}
+  std::string_view name() const override { return "none"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void post(const Exchange&) override {}
+  bool poll() override { return true; }
+  void wait() override {}
+  std::vector<std::string> all_gather(const std::string& text) override {
+    return std::vector<std::string>(static_cast<std::size_t>(size_), text);
+  }
+  void abort(const std::string&) noexcept override {}
+
+ private:
+  int rank_;
+  int size_;
+};
+
+}  // namespace
+
+std::int64_t Prediction::bytes(bool with_backward) const {
+  const std::int64_t of_forward = total_bytes(forward);
+  return with_backward ? std::max(of_forward, total_bytes(backward)) : of_forward;
+}
+
+std::int64_t Prediction::sent_bytes(bool with_backward) const {
+  return forward_traffic.sent_bytes + (with_backward ? backward_traffic.sent_bytes : 0);
+}
+
+Prediction predict(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options,
+                   std::int64_t transport_bytes) {
+  NoTransport nowhere(rank, sharding.ranks);
+  const RankAttention attention(problem, sharding, nowhere, options);
+  Prediction result;
+  result.rank = rank;
+  result.rows = attention.rows();
+  result.forward = attention.memory(Pass::forward);
+  result.backward = attention.memory(Pass::backward);
+  if (transport_bytes > 0)
+    for (auto* memory : {&result.forward, &result.backward}) memory->push_back({"transport", transport_bytes});
+  result.forward_traffic = attention.traffic(Pass::forward);
+  result.backward_traffic = attention.traffic(Pass::backward);
+  return result;
+}
+
+std::int64_t predict_sent_bytes(const Problem& problem, const Sharding& sharding, int rank, Strategy strategy,
+                                bool with_backward) {
+  if (sharding.ranks == 1) return 0;
+  RankOptions options;
+  options.strategy = strategy;
+  options.slot_bytes = std::numeric_limits<std::int64_t>::max() / 2;
+  return predict(problem, sharding, rank, options, 0).sent_bytes(with_backward);
+}
+
+std::int64_t transport_bytes(const std::string& transport, int ranks) {
+#ifdef ANNULUS_WITH_MPI
+  if (transport == "mpi") return mpi_staging_bytes(ranks);
+#endif
+  (void)transport;
+  (void)ranks;
+  return 0;
+}
+
+Fit fit_slots(const Problem& problem, const Sharding& sharding, int rank, RankOptions options,
+              std::int64_t transport_bytes, bool with_backward, std::int64_t limit) {
+  Fit fit;
+  for (;; options.slot_bytes /= 2) {
+    const std::int64_t bytes = predict(problem, sharding, rank, options, transport_bytes).bytes(with_backward);
+    if (bytes <= limit) return {options.slot_bytes, bytes};
+    fit.bytes = fit.bytes == 0 ? bytes : std::min(fit.bytes, bytes);
+    if (options.strategy == Strategy::gather || options.strategy == Strategy::replicated)
+      return fit;  // no slots to cut
+    const Schedule schedule(problem, sharding, options.strategy, rank, options.slot_bytes);
+    if (schedule.count() == 0 || schedule.count() >= kMostExchanges || options.slot_bytes / 2 < kLeastSlot) return fit;
+  }
+}
+
+std::vector<int> ranks_to_predict(const Sharding& sharding, std::int64_t tokens) {
+  const int ranks = sharding.ranks;
+  std::set<int> chosen;
+  if (ranks <= kEveryRank) {
+    for (int rank = 0; rank < ranks; ++rank) chosen.insert(rank);
+  } else {
+    chosen = {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1};
+    std::int64_t most = -1;
+    int largest = 0;
+    for (int rank = 0; rank < ranks; ++rank)
+      if (const std::int64_t rows = count_rows(pieces_of(sharding, tokens, rank)); rows > most) {
+        most = rows;
+        largest = rank;
+      }
+    chosen.insert(largest);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+Traffic traffic_of(const std::vector<std::int64_t>& sent, int ranks) {
+  Traffic traffic;
+  double sum = 0;
+  for (const std::int64_t bytes : sent) {
+    sum += static_cast<double>(bytes);
+    traffic.total += bytes;
+    traffic.largest = std::max(traffic.largest, bytes);
+  }
+  if (!sent.empty() && sent.size() < static_cast<std::size_t>(ranks))
+    traffic.total = static_cast<std::int64_t>(sum / static_cast<double>(sent.size()) * ranks);
+  return traffic;
+}
+
+}  // namespace annulus::cli
