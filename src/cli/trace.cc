@@ -78,10 +78,10 @@ struct Partners {
 Partners partners_of(const Forecast& forecast, Pass pass, std::int64_t e) {
   Partners partners;
   if (e < 1 || e > forecast.count_exchanges(pass)) return partners;
-  partners.to = peers_of(forecast.schedule().exchange(e).sends, forecast.returning(pass, e).returns);
+  partners.to = peers_of(forecast.freight(pass).schedule.exchange(e).sends, forecast.returning(pass, e).returns);
   for (const Arrival& arrival : forecast.arrivals(pass, e)) {
     partners.from.push_back(arrival.peer);
-    partners.arriving_bytes += forecast.bytes(arrival);
+    partners.arriving_bytes += forecast.bytes(pass, arrival);
   }
   return partners;
 }
