@@ -76,6 +76,19 @@ std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std
   return most;
 }
 
+// Units are dealt out one by one: there must be enough of them to keep all ranks of a segment busy to the end.
+bool deals_evenly(const Problem& problem, const Sharding& sharding, std::size_t branch) {
+  std::vector<bool> only(problem.pattern.branches.size(), false);
+  only[branch] = true;
+  for (const int rank : sample_ranks(sharding.ranks))
+    for (const SharedSegment& segment : shared_segments_of(problem, sharding, only, rank)) {
+      const auto units = units_of(problem, {segment}).size(), ranks = segment.ranks.size();
+      const auto turns = (units + ranks - 1) / ranks;  // of the busiest rank
+      if (4 * turns * ranks > 5 * units) return false;
+    }
+  return true;
+}
+
 std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std::int64_t reshard, bool one_rank) {
   if (one_rank) return "one rank has all keys";
   if (exchange == 0) return "every key that a query sees lies on its own rank";
@@ -109,8 +122,8 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
     const std::int64_t exchange = branch_bytes(problem, sharding, i);
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
     // Results come home when nothing is left to compute behind them: dealing out must save a good part.
-    const bool deals = wanted == Strategy::reshard ||
-                       (wanted == Strategy::automatic && can_deal && exchange > 0 && 2 * reshard < exchange);
+    const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
+                                                       2 * reshard < exchange && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
