@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "annulus/errors.h"
 #include "annulus/ranks.h"
 #include "api/checks.h"
@@ -80,15 +82,13 @@ struct RankAttention::Impl {
 
   template <class Args, class Run>
   void run(Args args, Pass pass, Run run) const {
-    together(transport, [&] {
-      const std::size_t bytes = workspace_bytes(pass);
-      check(args, problem, rows, bytes);
-      if (problem.batch == 0 || problem.tokens == 0) return;
-      if (!args.workspace.empty()) return run(args);
-      OwnWorkspace own(bytes);
-      args.workspace = own.span();
-      run(args);
-    });
+    const std::size_t bytes = workspace_bytes(pass);
+    together(transport, [&] { check(args, problem, rows, bytes); });
+    if (problem.batch == 0 || problem.tokens == 0) return;
+    std::optional<OwnWorkspace> own;
+    if (args.workspace.empty()) together(transport, [&] { args.workspace = own.emplace(bytes).span(); });
+    // The workspace outlives the call to abort: others may be reading slots in it.
+    together(transport, [&] { run(args); });
   }
 };
 
