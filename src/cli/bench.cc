@@ -188,6 +188,7 @@ int bench_rank(const BenchJob& job, Rank& rank) {
   const BenchOptions& options = job.options;
   const bool backward = options.problem.backward;
   const std::uint64_t seed = make_seed(options.problem);
+  check_together(rank, [&] { check_reports(report_paths(options)); });
   const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
   check_memory_of_hosts(rank, plan_bytes(attention, backward), "this benchmark");
@@ -248,7 +249,6 @@ int bench(const BenchOptions& options) {
       options.ranks, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
   (void)make_seed(options.problem);
   (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
-  if (launch.launcher.process == 0) check_reports(report_paths(options));
   return run_ranks(launch, group, [&](Rank& rank) {
     try {
       return bench_rank(job, rank);

@@ -167,6 +167,22 @@ Rank::SignOfLife::SignOfLife(Transport& transport) {
 
 Rank::SignOfLife::~SignOfLife() = default;
 
+void check_together(Rank& rank, const std::function<void()>& check) {
+  std::string refusal;
+  if (rank.reports()) {
+    try {
+      check();
+    } catch (const std::exception&) {
+      const Failure failure = failure_of(std::current_exception());
+      refusal = (failure.code == kBadUsage ? "u" : "e") + failure.message;
+    }
+  }
+  refusal = rank.transport.all_gather(refusal).front();
+  if (refusal.empty()) return;
+  if (refusal[0] == 'u') throw InvalidArgument(refusal.substr(1));
+  throw DeviceError(refusal.substr(1));
+}
+
 int run_ranks(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
   const Signals signals;
   stop = false;

@@ -73,6 +73,9 @@ class Rank {
   };
 };
 
+// Rank 0 looks; what it refuses, every rank refuses alike. A collective.
+void check_together(Rank& rank, const std::function<void()>& check);
+
 // Returns the largest exit code of the ranks in this process. Where one fails, prints what each has to say and what it
 // did last, and throws Reported; a lone rank's exception is passed on as it is.
 int run_ranks(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body);

@@ -70,6 +70,7 @@ void print_run(std::ostream& out, const RunJob& job, const RankAttention& attent
 int run_rank(RunJob& job, Rank& rank) {
   const RunOptions& options = job.options;
   const bool backward = options.problem.backward;
+  check_together(rank, [&] { check_outputs(options.files, report_paths(options), job.pass); });
   const Holdings holdings = holdings_of(job.setup, job.problem);
   const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
@@ -151,7 +152,6 @@ int run(const RunOptions& options) {
   job.seed = make_seed(options.problem);
   if (options.picture) job.picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
   (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
-  if (launch.launcher.process == 0) check_outputs(options.files, report_paths(options), pass);
   return run_ranks(launch, group, [&](Rank& rank) { return run_rank(job, rank); });
 }
 

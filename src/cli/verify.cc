@@ -103,6 +103,7 @@ class WorstChecks {
 
 int verify_rank(const VerifyOptions& options, const Problem& problem, const VerifySettings& settings,
                 const Launch& launch, Rank& rank) {
+  check_together(rank, [&] { check_reports(report_paths(options)); });
   check_memory_of_hosts(rank, rank.reports() ? verify_bytes(problem) : 0, "this verification");
   std::optional<Trace> trace;
   if (!options.ranks.trace.empty()) trace.emplace(rank);
@@ -136,7 +137,6 @@ int verify_one(const VerifyOptions& options) {
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
-  if (launch.launcher.process == 0) check_reports(report_paths(options));
   return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
 }
 
@@ -208,6 +208,7 @@ void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t
 }
 
 int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
+  check_together(rank, [&] { check_reports(report_paths(options)); });
   WorstChecks worst;
   std::vector<WrongProblem> failures;
   int threads = rank.default_threads();
@@ -245,7 +246,6 @@ int verify_grid(const VerifyOptions& options) {
   std::optional<std::int64_t> samples;
   if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
   const std::vector<Words> cases = grid_cases(samples, make_seed(options.problem));
-  if (launch.launcher.process == 0) check_reports(report_paths(options));
   return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }
 

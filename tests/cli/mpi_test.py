@@ -132,6 +132,10 @@ class BadInput(MpiTest):
         self.refused(2, ["2 ranks are 3 numbers", "got 2"], 2, "run", *SMALL, "--boundaries", "0,40")
         self.refused(3, ["--memory-limit", "give --memory-limit"], 2, "run", *SMALL, "--memory-limit", "1k", "--quiet")
 
+    def test_what_rank_0_refuses_all_refuse(self):
+        self.refused(2, ["missing/y.safetensors"], 2, "run", *SMALL, "--output", "missing/y.safetensors", "--quiet")
+        self.refused(2, ["missing/t.json"], 2, "bench", *SMALL, "--trace", "missing/t.json", "--quiet")
+
     def test_ranks_that_disagree(self):
         """All ranks learn who differs, and in what."""
         words = [TOOL, "run", *SMALL, "--quiet"]
