@@ -68,6 +68,7 @@ Outcome run_rank(Transport& transport, const GroupOptions& options, const std::f
     transport.abort(error.what());
   }
   outcome.last_events = recorder.report();
+  if (outcome.last_events.ends_with('\n')) outcome.last_events.pop_back();  // print_error ends the line
   return outcome;
 }
 
