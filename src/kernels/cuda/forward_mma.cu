@@ -1,0 +1,92 @@
+// The generic tensor-core kernel's host side.
+#include <algorithm>
+
+#include "kernels/cuda/attend_mma.cuh"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/forward_kernels.h"
+
+namespace annulus::cuda::mma {
+namespace {
+
+// Head sizes that there are kernels for; others are filled up to the next one.
+constexpr int kDims[] = {32, 64, 96, 128, 192, 256};
+
+int padded_dim(std::int64_t head_dim) {
+  for (const int dim : kDims)
+    if (head_dim <= dim) return dim;
+  return 0;
+}
+
+template <class T>
+bool is_aligned(const Launch& launch, const LaunchShape& shape) {
+  constexpr std::int64_t kUnit = 16 / sizeof(T);
+  const auto fits = [&](const void* data, const Strides& stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.token % kUnit == 0 &&
+           stride.head % kUnit == 0 && (shape.batch == 1 || stride.batch % kUnit == 0);
+  };
+  return launch.head_dim % kUnit == 0 && fits(launch.q, launch.q_stride) && fits(launch.k, launch.k_stride) &&
+         fits(launch.v, launch.v_stride);
+}
+
+template <class T, int kDim>
+void launch_as(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
+  constexpr int kBytes = Layout<T, kDim>::kBytes;
+  check(cudaFuncSetAttribute(forward<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "raise the shared memory of the kernel `mma`");
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, forward<T, kDim>, kThreads, kBytes),
+        "fit the kernel `mma` into a multiprocessor");
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(
+      std::min<std::int64_t>(std::int64_t{std::max(blocks, 1)} * shape.multiprocessors, launch.tile_count));
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, forward<T, kDim>, launch, is_aligned<T>(launch, shape)), "start the kernel `mma`");
+}
+
+template <class T>
+void launch_type(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
+  switch (padded_dim(launch.head_dim)) {
+    case 32:
+      return launch_as<T, 32>(launch, shape, stream);
+    case 64:
+      return launch_as<T, 64>(launch, shape, stream);
+    case 96:
+      return launch_as<T, 96>(launch, shape, stream);
+    case 128:
+      return launch_as<T, 128>(launch, shape, stream);
+    case 192:
+      return launch_as<T, 192>(launch, shape, stream);
+    default:
+      return launch_as<T, 256>(launch, shape, stream);
+  }
+}
+
+template <class T>
+int shared_bytes_as(int dim) {
+  const int keys = key_rows(sizeof(T), dim);
+  return (kQueryRows + 4 * keys) * (dim * static_cast<int>(sizeof(T)) + 16);
+}
+static_assert(Layout<float, 256>::kBytes == (kQueryRows + 4 * 16) * (256 * 4 + 16));
+
+}  // namespace
+
+bool takes(const Problem& problem, const DeviceInfo& device) {
+  const int dim = padded_dim(problem.head_dim);
+  if (device.compute_capability < 80 || dim == 0 || !can_schedule(problem)) return false;
+  const int bytes = problem.dtype == DType::fp32 ? shared_bytes_as<float>(dim) : shared_bytes_as<__half>(dim);
+  return bytes + static_cast<int>(sizeof(Tile)) + 1024 <= device.shared_bytes;  // 1 KiB is the system's own
+}
+
+TileShape tile_shape(const Problem& problem) {
+  return {kQueryRows, key_rows(static_cast<int>(size_of(problem.dtype)), padded_dim(problem.head_dim))};
+}
+
+void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
+  if (shape.dtype == DType::fp32) return launch_type<float>(launch, shape, stream);
+  if (shape.dtype == DType::fp16) return launch_type<__half>(launch, shape, stream);
+  launch_type<__nv_bfloat16>(launch, shape, stream);
+}
+
+}  // namespace annulus::cuda::mma

@@ -1,0 +1,154 @@
+// Matrix products of one warp by mma.sync: 16 query rows against a block of keys in shared memory.
+//
+// Accumulators are m16n8 fragments: a lane has columns 2 (lane % 4) and the next one of rows lane / 4 and lane / 4 + 8.
+// 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed: the
+// fourth is below fp32's own rounding.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/ptx.cuh"
+
+namespace annulus::cuda::mma {
+
+// Rows in shared memory are kDim elements and a gap of 16 bytes, so that fragments come without bank conflicts.
+template <class T, int kDim>
+inline constexpr int kRowElements = kDim + 16 / static_cast<int>(sizeof(T));
+
+template <class T, int kDim, int kKeys>
+struct Products {
+  static constexpr int kRow = kRowElements<T, kDim>;
+
+  __device__ static void load_4(std::uint32_t (&r)[4], const T* at) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  }
+  __device__ static void load_4_transposed(std::uint32_t (&r)[4], const T* at) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  }
+  __device__ static void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    if constexpr (std::is_same_v<T, __half>)
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+
+  // S = Q K^T. `queries` are the warp's own 16 rows.
+  __device__ static void scores(float (&s)[kKeys / 8][4], const T* queries, const T* keys, int lane) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (float& x : s[n]) x = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kDim; k += 16) {
+      std::uint32_t a[4];
+      load_4(a, queries + lane % 16 * kRow + k + lane / 16 * 8);
+#pragma unroll
+      for (int n = 0; n < kKeys; n += 16) {
+        std::uint32_t b[4];
+        load_4(b, keys + (n + lane / 16 * 8 + lane % 8) * kRow + k + lane / 8 % 2 * 8);
+        multiply_add(s[n / 8], a, b[0], b[1]);
+        multiply_add(s[n / 8 + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // O += P V
+  __device__ static void add_values(float (&o)[kDim / 8][4], const float (&p)[kKeys / 8][4], const T* values,
+                                    int lane) {
+#pragma unroll
+    for (int k = 0; k < kKeys; k += 16) {
+      const int j = k / 8;
+      const std::uint32_t a[4] = {ptx::pack<T>(p[j][0], p[j][1]), ptx::pack<T>(p[j][2], p[j][3]),
+                                  ptx::pack<T>(p[j + 1][0], p[j + 1][1]), ptx::pack<T>(p[j + 1][2], p[j + 1][3])};
+#pragma unroll
+      for (int n = 0; n < kDim; n += 16) {
+        std::uint32_t b[4];
+        load_4_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * kRow + n + lane / 16 * 8);
+        multiply_add(o[n / 8], a, b[0], b[1]);
+        multiply_add(o[n / 8 + 1], a, b[2], b[3]);
+      }
+    }
+  }
+};
+
+template <int kDim, int kKeys>
+struct Products<float, kDim, kKeys> {
+  static constexpr int kRow = kRowElements<float, kDim>;
+
+  struct Split {  // x = high + low, but for about 2^-22 of it
+    std::uint32_t high, low;
+    __device__ explicit Split(float x) {
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
+      const float rest = x - __uint_as_float(high);
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(rest));
+    }
+  };
+
+  __device__ static void multiply_add(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                      std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+  __device__ static void multiply_add(float (&d)[4], const Split (&a)[4], const Split& b0, const Split& b1) {
+    // Small terms first.
+    multiply_add(d, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+    multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+    multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+  }
+
+  __device__ static void scores(float (&s)[kKeys / 8][4], const float* queries, const float* keys, int lane) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (float& x : s[n]) x = 0.0f;
+    const float* query = queries + lane / 4 * kRow + lane % 4;
+    const float* key = keys + lane / 4 * kRow + lane % 4;
+#pragma unroll
+    for (int k = 0; k < kDim; k += 8) {
+      const Split a[4] = {Split(query[k]), Split(query[8 * kRow + k]), Split(query[k + 4]),
+                          Split(query[8 * kRow + k + 4])};
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+        multiply_add(s[n], a, Split(key[8 * n * kRow + k]), Split(key[8 * n * kRow + k + 4]));
+    }
+  }
+
+  // The summed index may run in any order: a lane's scores belong to keys 2 (lane % 4) and the next one, so its values
+  // come from those rows, and P goes from accumulators to operands where it is.
+  __device__ static void add_values(float (&o)[kDim / 8][4], const float (&p)[kKeys / 8][4], const float* values,
+                                    int lane) {
+    const float* value = values + 2 * (lane % 4) * kRow + lane / 4;
+#pragma unroll
+    for (int k = 0; k < kKeys / 8; ++k) {
+      const Split a[4] = {Split(p[k][0]), Split(p[k][2]), Split(p[k][1]), Split(p[k][3])};
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+        multiply_add(o[n], a, Split(value[8 * k * kRow + 8 * n]), Split(value[(8 * k + 1) * kRow + 8 * n]));
+    }
+  }
+};
+
+}  // namespace annulus::cuda::mma
