@@ -1,6 +1,6 @@
 // The forward kernel for every GPU with tensor cores from sm_80 on, every type and head sizes up to 256.
 //
-// Four warps, 16 query rows each. Blocks of keys and values go through two slots of shared memory: one is multiplied
+// Four warps, 32 query rows each (16 where accumulators are wide). Blocks of keys and values go through two slots of shared memory: one is multiplied
 // while the next one arrives. Head sizes are filled up with zeros in shared memory. Tiles, sweeps and state are those of
 // tiling.h; blocks take tiles in order, as the sets demand.
 #pragma once
@@ -12,23 +12,50 @@ namespace annulus::cuda::mma {
 
 inline constexpr int kWarps = 4;
 inline constexpr int kThreads = kWarps * 32;
-inline constexpr int kQueryRows = kWarps * 16;
 
-// Keys a block: as many as leave room for two blocks in a multiprocessor of sm_80 (163 KiB), or for one at all.
-constexpr int key_rows(int element_bytes, int padded_dim) {
-  const int row_bytes = element_bytes * padded_dim;
-  return row_bytes > 768 ? 16 : row_bytes > 256 ? 32 : 64;
+// Two tiles of 16 rows a warp share what it reads of keys and values; beyond 128 elements registers allow only one.
+ANNULUS_HOST_DEVICE constexpr int row_tiles(int padded_dim) { return padded_dim <= 128 ? 2 : 1; }
+ANNULUS_HOST_DEVICE constexpr int query_rows(int padded_dim) { return kWarps * 16 * row_tiles(padded_dim); }
+
+// Queries, and two slots of keys and values; a row ends in a gap of 16 bytes.
+ANNULUS_HOST_DEVICE constexpr int shared_bytes(int element_bytes, int padded_dim, int keys) {
+  return (query_rows(padded_dim) + 4 * keys) * (element_bytes * padded_dim + 16);
+}
+// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB).
+ANNULUS_HOST_DEVICE constexpr int key_rows(int element_bytes, int padded_dim) {
+  int keys = 64;
+  while (keys > 16 && shared_bytes(element_bytes, padded_dim, keys) > 113 * 1024) keys /= 2;
+  return keys;
 }
 
 template <class T, int kDim>
 struct Layout {
+  static constexpr int kTiles = row_tiles(kDim);
+  static constexpr int kQueryRows = query_rows(kDim);
   static constexpr int kKeys = key_rows(sizeof(T), kDim);
   static constexpr int kRow = kRowElements<T, kDim>;
   static constexpr int kQueryElements = kQueryRows * kRow;
   static constexpr int kBlockElements = kKeys * kRow;
-  static constexpr int kElements = kQueryElements + 4 * kBlockElements;  // two slots of K and V
+  static constexpr int kElements = kQueryElements + 4 * kBlockElements;
   static constexpr int kBytes = kElements * static_cast<int>(sizeof(T));
+  static_assert(kBytes == shared_bytes(sizeof(T), kDim, kKeys));
 };
+
+// Calls f(row, i) for every i in [0, width) of every row in [0, rows), dealt to the threads of a block in order.
+template <class F>
+__device__ __forceinline__ void for_each_dealt(int rows, int width, F f) {
+  const int rows_on = kThreads / width, on = kThreads % width;  // from one of a thread's turns to the next
+  int row = static_cast<int>(threadIdx.x) / width, i = static_cast<int>(threadIdx.x) % width;
+  while (row < rows) {
+    f(row, i);
+    row += rows_on;
+    i += on;
+    if (i >= width) {
+      i -= width;
+      ++row;
+    }
+  }
+}
 
 // `count` rows from `from` on to shared memory; of the `most` rows there the others become zero.
 template <class T, int kRow>
@@ -36,20 +63,17 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t str
                                           bool aligned) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
   if (aligned) {
-    const int chunks = head_dim / kUnit;
-    for (int i = static_cast<int>(threadIdx.x); i < most * chunks; i += kThreads) {
-      const int row = i / chunks, element = i % chunks * kUnit;
-      const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + row * kRow + element));
-      const T* source = row < count ? from + row * stride + element : from;
+    for_each_dealt(most, head_dim / kUnit, [&](int row, int chunk) {
+      const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + row * kRow + chunk * kUnit));
+      const T* source = row < count ? from + row * stride + chunk * kUnit : from;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
                    "r"(row < count ? 16 : 0)
                    : "memory");
-    }
+    });
   } else {
-    for (int i = static_cast<int>(threadIdx.x); i < most * head_dim; i += kThreads) {
-      const int row = i / head_dim, element = i % head_dim;
+    for_each_dealt(most, head_dim, [&](int row, int element) {
       to[row * kRow + element] = row < count ? from[row * stride + element] : static_cast<T>(0.0f);
-    }
+    });
   }
 }
 __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -73,6 +97,8 @@ template <class T, int kDim>
 class Attend {
   using Shape = Layout<T, kDim>;
   static constexpr int kKeys = Shape::kKeys;
+  static constexpr int kTiles = Shape::kTiles;
+  using Product = Products<T, kDim, kKeys, kTiles>;
 
  public:
   __device__ Attend(const Launch& launch, const Tile& tile, T* shared, bool aligned)
@@ -84,7 +110,7 @@ class Attend {
         aligned_(aligned),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        row_(warp_ * 16 + lane_ / 4) {}
+        row_(warp_ * 16 * kTiles + lane_ / 4) {}
 
   __device__ void run() {
     const T* q = static_cast<const T*>(launch_.q) + tile_.batch * launch_.q_stride.batch +
@@ -92,7 +118,7 @@ class Attend {
     start();
     Place loaded, here;
     if (tile_.total_blocks > 0) {
-      load_rows<T, Shape::kRow>(queries_, q, sweep_.stride * launch_.q_stride.token, tile_.rows, kQueryRows,
+      load_rows<T, Shape::kRow>(queries_, q, sweep_.stride * launch_.q_stride.token, tile_.rows, Shape::kQueryRows,
                                 launch_.head_dim, aligned_);
       load_block(loaded, 0);
     }
@@ -129,19 +155,29 @@ class Attend {
                               aligned_);
   }
 
+  // A lane has two rows of every tile of 16; row r is 8 (r % 2) behind the first one of tile r / 2.
+  static constexpr int kRows = 2 * kTiles;
+  __device__ int tile_row(int r) const { return row_ + 16 * (r / 2) + 8 * (r % 2); }
+  __device__ bool inside(int r) const { return tile_row(r) < tile_.rows; }
   __device__ std::int64_t state_row(int r) const {
-    return tile_.state_row + static_cast<std::int64_t>(sweep_.stride) * (row_ + 8 * r);
+    return tile_.state_row + static_cast<std::int64_t>(sweep_.stride) * tile_row(r);
   }
-  __device__ bool inside(int r) const { return row_ + 8 * r < tile_.rows; }
   __device__ int column(int n) const { return 8 * n + lane_ % 4 * 2; }
+  __device__ float& value(int r, int n, int c) { return o_[r / 2][n][r % 2 * 2 + c]; }
+  __device__ void rescale(int r, float factor) {
+    l_[r] *= factor;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      value(r, n, 0) *= factor;
+      value(r, n, 1) *= factor;
+    }
+  }
 
   __device__ void start() {
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (float& x : o_[n]) x = 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
+      for (int n = 0; n < kDim / 8; ++n) value(r, n, 0) = value(r, n, 1) = 0.0f;
       m_[r] = -INFINITY;
       l_[r] = 0.0f;
       if (!sweep_.continues) continue;
@@ -157,74 +193,65 @@ class Attend {
       for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          if (column(n) + c < launch_.head_dim) o_[n][2 * r + c] = __ldcg(from + column(n) + c);
+          if (column(n) + c < launch_.head_dim) value(r, n, c) = __ldcg(from + column(n) + c);
       if (sweep_.is_last && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // free again
     }
   }
 
   __device__ void attend_block(const Place& place, int slot) {
-    float s[kKeys / 8][4];
-    Products<T, kDim, kKeys>::scores(s, queries_ + warp_ * 16 * Shape::kRow, keys(slot), lane_);
+    float s[kTiles][kKeys / 8][4] = {};
+    Product::scores(s, queries_ + warp_ * 16 * kTiles * Shape::kRow, keys(slot), lane_);
     const TileBranch& part = tile_.branches[place.branch];
     const int first_key = place.block * kKeys;
-    float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
+      float(&own)[kKeys / 8][4] = s[r / 2];
       int limit = part.keys - 1;
-      if (launch_.tiling.causal) limit = min(limit, part.first + part.step * (row_ + 8 * r));
+      if (launch_.tiling.causal) limit = min(limit, part.first + part.step * tile_row(r));
+      float top = -INFINITY;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& x = s[n][2 * r + c];
+          float& x = own[n][r % 2 * 2 + c];
           x = first_key + column(n) + c > limit ? -INFINITY : x * launch_.scale_log2;
-          top[r] = fmaxf(top[r], x);
+          top = fmaxf(top, x);
         }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
       // Finite but for odd inputs: every row sees the first key of its group, so the first block has one for it.
-      const float now = fmaxf(m_[r], top[r]);
-      const float fix = m_[r] == now ? 1.0f : exp2f(m_[r] - now);
+      const float now = fmaxf(m_[r], top);
+      if (__any_sync(0xffffffffu, now > m_[r])) rescale(r, m_[r] == now ? 1.0f : exp2f(m_[r] - now));
       m_[r] = now;
-      l_[r] *= fix;
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        o_[n][2 * r] *= fix;
-        o_[n][2 * r + 1] *= fix;
-      }
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& x = s[n][2 * r + c];
+          float& x = own[n][r % 2 * 2 + c];
           x = std::is_same_v<T, float> ? exp2f(x - now) : ptx::exp2_approx(x - now);
           l_[r] += x;
         }
     }
-    Products<T, kDim, kKeys>::add_values(o_, s, values(slot), lane_);
+    Product::add_values(o_, s, values(slot), lane_);
   }
 
   __device__ void finish() {
     bool bad = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 1);
       l_[r] += __shfl_xor_sync(0xffffffffu, l_[r], 2);
       if (tile_.zero_keys > 0) {
         const float now = fmaxf(m_[r], 0.0f);
-        const float fix = exp2f(m_[r] - now);
+        rescale(r, exp2f(m_[r] - now));
         m_[r] = now;
-        l_[r] = l_[r] * fix + static_cast<float>(tile_.zero_keys) * exp2f(-now);
-#pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          o_[n][2 * r] *= fix;
-          o_[n][2 * r + 1] *= fix;
-        }
+        l_[r] += static_cast<float>(tile_.zero_keys) * exp2f(-now);
       }
-      if (inside(r)) bad = sweep_.is_last ? !store_row(r) || bad : !store_state(r);
+      if (!inside(r)) continue;
+      if (sweep_.is_last)
+        bad = !store_row(r) || bad;
+      else
+        store_state(r);
     }
     if (sweep_.is_last) clear_uncovered();
     if (__any_sync(0xffffffffu, bad) && lane_ == 0) launch_.control->non_finite = 1;
@@ -245,7 +272,7 @@ class Attend {
 
   // Whether all of it was finite.
   __device__ bool store_row(int r) {
-    const std::int64_t position = tile_.position + static_cast<std::int64_t>(sweep_.stride) * (row_ + 8 * r);
+    const std::int64_t position = tile_.position + static_cast<std::int64_t>(sweep_.stride) * tile_row(r);
     const float factor = l_[r] == 0.0f ? 0.0f : launch_.output_scale / l_[r];
     float odd = 0.0f;  // NaN as soon as anything is not finite
     T* to = out_row(position);
@@ -253,7 +280,7 @@ class Attend {
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float x = o_[n][2 * r + c] * factor;
+        const float x = value(r, n, c) * factor;
         odd += x * 0.0f;
         if (column(n) + c < launch_.head_dim) to[column(n) + c] = static_cast<T>(x);
       }
@@ -262,21 +289,20 @@ class Attend {
     return odd == 0.0f;
   }
 
-  __device__ bool store_state(int r) {
+  __device__ void store_state(int r) {
     if (lane_ % 4 == 0) __stcg(launch_.state_sums + state_row(r), float2{m_[r], l_[r]});
     float* to = launch_.state_values + state_row(r) * launch_.head_dim;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        if (column(n) + c < launch_.head_dim) __stcg(to + column(n) + c, o_[n][2 * r + c]);
-    return true;  // the last sweep looks
+        if (column(n) + c < launch_.head_dim) __stcg(to + column(n) + c, value(r, n, c));
   }
 
   // Rows between the tile's own, if nothing covers them.
   __device__ void clear_uncovered() {
     const int own = tile_.position - tile_.clear_begin;
-    for (int i = warp_; i < kQueryRows * sweep_.step; i += kWarps) {
+    for (int i = warp_; i < Shape::kQueryRows * sweep_.step; i += kWarps) {
       const std::int64_t position = tile_.clear_begin + static_cast<std::int64_t>(sweep_.stride) * (i / sweep_.step) +
                                     i % sweep_.step;
       if (i % sweep_.step == own || position >= tile_.cell_end) continue;
@@ -292,8 +318,8 @@ class Attend {
   T* blocks_;
   bool aligned_;
   int lane_, warp_, row_;
-  float o_[kDim / 8][4];
-  float m_[2], l_[2];  // m in log2 units; l of this lane's columns
+  float o_[kTiles][kDim / 8][4];
+  float m_[kRows], l_[kRows];  // m in log2 units; l of this lane's columns
 };
 
 template <class T, int kDim>

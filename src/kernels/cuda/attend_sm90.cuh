@@ -114,14 +114,14 @@ __device__ __forceinline__ void feed(const Params& p, const Shared<C>& sh) {
     locate(launch.tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
     index = next;
     const Sweep& sweep = launch.tiling.sweeps[tile.sweep];
+    if (stretch.wait_set != kNoSet)  // with nothing to do too: whoever waits for this set trusts it for those before
+      while (ptx::load_acquire(launch.sets + stretch.wait_set) < static_cast<unsigned>(stretch.wait_count)) {
+      }
     const bool nothing = sweep.is_last ? tile.rows == 0 && sweep.step == 1 : tile.total_blocks == 0;
     if (nothing) {
       if (tile.signal_set != kNoSet) ptx::arrive_global(launch.sets + tile.signal_set, C.groups);
       continue;
     }
-    if (stretch.wait_set != kNoSet)
-      while (ptx::load_acquire(launch.sets + stretch.wait_set) < static_cast<unsigned>(stretch.wait_count)) {
-      }
 
     const int groups = (tile.rows + 63) / 64;  // that have rows
     const std::uint32_t full = sh.query_full(query.slot);

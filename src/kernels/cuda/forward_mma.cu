@@ -63,24 +63,19 @@ void launch_type(const Launch& launch, const LaunchShape& shape, cudaStream_t st
   }
 }
 
-template <class T>
-int shared_bytes_as(int dim) {
-  const int keys = key_rows(sizeof(T), dim);
-  return (kQueryRows + 4 * keys) * (dim * static_cast<int>(sizeof(T)) + 16);
-}
-static_assert(Layout<float, 256>::kBytes == (kQueryRows + 4 * 16) * (256 * 4 + 16));
-
 }  // namespace
 
 bool takes(const Problem& problem, const DeviceInfo& device) {
   const int dim = padded_dim(problem.head_dim);
   if (device.compute_capability < 80 || dim == 0 || !can_schedule(problem)) return false;
-  const int bytes = problem.dtype == DType::fp32 ? shared_bytes_as<float>(dim) : shared_bytes_as<__half>(dim);
+  const int element_bytes = static_cast<int>(size_of(problem.dtype));
+  const int bytes = shared_bytes(element_bytes, dim, key_rows(element_bytes, dim));
   return bytes + static_cast<int>(sizeof(Tile)) + 1024 <= device.shared_bytes;  // 1 KiB is the system's own
 }
 
 TileShape tile_shape(const Problem& problem) {
-  return {kQueryRows, key_rows(static_cast<int>(size_of(problem.dtype)), padded_dim(problem.head_dim))};
+  const int dim = padded_dim(problem.head_dim);
+  return {query_rows(dim), key_rows(static_cast<int>(size_of(problem.dtype)), dim)};
 }
 
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {

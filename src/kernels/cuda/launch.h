@@ -44,7 +44,7 @@ struct Launch {
 
   Control* control = nullptr;
   unsigned* sets = nullptr;           // [set]: arrivals
-  float2* state_sums = nullptr;       // [row]: (m, l); l = 0: nothing yet. m without the scale. Zeroed with control
+  float2* state_sums = nullptr;       // [row]: (m, l), m in the kernel's own units; l = 0: nothing yet. Zeroed with control
   float* state_values = nullptr;      // [row, head_dim]: acc
 };
 

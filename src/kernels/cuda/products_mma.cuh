@@ -1,4 +1,4 @@
-// Matrix products of one warp by mma.sync: 16 query rows against a block of keys in shared memory.
+// Matrix products of one warp by mma.sync: kTiles times 16 query rows against a block of keys in shared memory.
 //
 // Accumulators are m16n8 fragments: a lane has columns 2 (lane % 4) and the next one of rows lane / 4 and lane / 4 + 8.
 // 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed: the
@@ -19,7 +19,7 @@ namespace annulus::cuda::mma {
 template <class T, int kDim>
 inline constexpr int kRowElements = kDim + 16 / static_cast<int>(sizeof(T));
 
-template <class T, int kDim, int kKeys>
+template <class T, int kDim, int kKeys, int kTiles>
 struct Products {
   static constexpr int kRow = kRowElements<T, kDim>;
 
@@ -52,55 +52,66 @@ struct Products {
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 
-  // S = Q K^T. `queries` are the warp's own 16 rows.
-  __device__ static void scores(float (&s)[kKeys / 8][4], const T* queries, const T* keys, int lane) {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (float& x : s[n]) x = 0.0f;
+  // S += Q K^T. `queries` are the warp's own rows.
+  __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const T* queries, const T* keys, int lane) {
 #pragma unroll
     for (int k = 0; k < kDim; k += 16) {
-      std::uint32_t a[4];
-      load_4(a, queries + lane % 16 * kRow + k + lane / 16 * 8);
+      std::uint32_t a[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) load_4(a[t], queries + (16 * t + lane % 16) * kRow + k + lane / 16 * 8);
 #pragma unroll
       for (int n = 0; n < kKeys; n += 16) {
         std::uint32_t b[4];
         load_4(b, keys + (n + lane / 16 * 8 + lane % 8) * kRow + k + lane / 8 % 2 * 8);
-        multiply_add(s[n / 8], a, b[0], b[1]);
-        multiply_add(s[n / 8 + 1], a, b[2], b[3]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          multiply_add(s[t][n / 8], a[t], b[0], b[1]);
+          multiply_add(s[t][n / 8 + 1], a[t], b[2], b[3]);
+        }
       }
     }
   }
 
   // O += P V
-  __device__ static void add_values(float (&o)[kDim / 8][4], const float (&p)[kKeys / 8][4], const T* values,
-                                    int lane) {
+  __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&p)[kTiles][kKeys / 8][4],
+                                    const T* values, int lane) {
 #pragma unroll
     for (int k = 0; k < kKeys; k += 16) {
       const int j = k / 8;
-      const std::uint32_t a[4] = {ptx::pack<T>(p[j][0], p[j][1]), ptx::pack<T>(p[j][2], p[j][3]),
-                                  ptx::pack<T>(p[j + 1][0], p[j + 1][1]), ptx::pack<T>(p[j + 1][2], p[j + 1][3])};
+      std::uint32_t a[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        a[t][0] = ptx::pack<T>(p[t][j][0], p[t][j][1]);
+        a[t][1] = ptx::pack<T>(p[t][j][2], p[t][j][3]);
+        a[t][2] = ptx::pack<T>(p[t][j + 1][0], p[t][j + 1][1]);
+        a[t][3] = ptx::pack<T>(p[t][j + 1][2], p[t][j + 1][3]);
+      }
 #pragma unroll
       for (int n = 0; n < kDim; n += 16) {
         std::uint32_t b[4];
         load_4_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * kRow + n + lane / 16 * 8);
-        multiply_add(o[n / 8], a, b[0], b[1]);
-        multiply_add(o[n / 8 + 1], a, b[2], b[3]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          multiply_add(o[t][n / 8], a[t], b[0], b[1]);
+          multiply_add(o[t][n / 8 + 1], a[t], b[2], b[3]);
+        }
       }
     }
   }
 };
 
-template <int kDim, int kKeys>
-struct Products<float, kDim, kKeys> {
+template <int kDim, int kKeys, int kTiles>
+struct Products<float, kDim, kKeys, kTiles> {
   static constexpr int kRow = kRowElements<float, kDim>;
 
-  struct Split {  // x = high + low, but for about 2^-22 of it
+  // x = high + low. The tensor cores look at the upper 19 bits alone: high is rounded to them by integers, which is
+  // faster than the conversion, and low is cut to them, about 2^-22 of x.
+  struct Split {
     std::uint32_t high, low;
+    Split() = default;
     __device__ explicit Split(float x) {
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
-      const float rest = x - __uint_as_float(high);
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(rest));
+      high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+      low = __float_as_uint(x - __uint_as_float(high));
     }
   };
 
@@ -119,34 +130,42 @@ struct Products<float, kDim, kKeys> {
     multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
   }
 
-  __device__ static void scores(float (&s)[kKeys / 8][4], const float* queries, const float* keys, int lane) {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (float& x : s[n]) x = 0.0f;
+  __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const float* queries, const float* keys, int lane) {
     const float* query = queries + lane / 4 * kRow + lane % 4;
     const float* key = keys + lane / 4 * kRow + lane % 4;
-#pragma unroll
+#pragma unroll 4
     for (int k = 0; k < kDim; k += 8) {
-      const Split a[4] = {Split(query[k]), Split(query[8 * kRow + k]), Split(query[k + 4]),
-                          Split(query[8 * kRow + k + 4])};
+      Split b[kKeys / 8][2] = {};
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
-        multiply_add(s[n], a, Split(key[8 * n * kRow + k]), Split(key[8 * n * kRow + k + 4]));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) b[n][h] = Split(key[8 * n * kRow + k + 4 * h]);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const float* from = query + 16 * t * kRow + k;
+        const Split a[4] = {Split(from[0]), Split(from[8 * kRow]), Split(from[4]), Split(from[8 * kRow + 4])};
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) multiply_add(s[t][n], a, b[n][0], b[n][1]);
+      }
     }
   }
 
   // The summed index may run in any order: a lane's scores belong to keys 2 (lane % 4) and the next one, so its values
   // come from those rows, and P goes from accumulators to operands where it is.
-  __device__ static void add_values(float (&o)[kDim / 8][4], const float (&p)[kKeys / 8][4], const float* values,
-                                    int lane) {
+  __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&p)[kTiles][kKeys / 8][4],
+                                    const float* values, int lane) {
     const float* value = values + 2 * (lane % 4) * kRow + lane / 4;
 #pragma unroll
     for (int k = 0; k < kKeys / 8; ++k) {
-      const Split a[4] = {Split(p[k][0]), Split(p[k][2]), Split(p[k][1]), Split(p[k][3])};
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n)
-        multiply_add(o[n], a, Split(value[8 * k * kRow + 8 * n]), Split(value[(8 * k + 1) * kRow + 8 * n]));
+      for (int n = 0; n < kDim / 8; ++n) {
+        const Split b0(value[8 * k * kRow + 8 * n]), b1(value[(8 * k + 1) * kRow + 8 * n]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const Split a[4] = {Split(p[t][k][0]), Split(p[t][k][2]), Split(p[t][k][1]), Split(p[t][k][3])};
+          multiply_add(o[t][n], a, b0, b1);
+        }
+      }
     }
   }
 };
