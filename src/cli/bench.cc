@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/measurement.h"
 #include "cli/progress.h"
 #include "cli/report.h"
@@ -121,6 +122,8 @@ std::string measurements_text(const std::vector<Measurement>& measurements, cons
 int bench(const BenchOptions& options) {
   const Schedule schedule = schedule_of(options);
   const Options machine = make_machine(options.machine);
+  if (options.machine.device == "cuda")
+    return bench_on_cuda(options, {schedule.repeats, schedule.warmup, schedule.min_seconds});
   const std::uint64_t seed = make_seed(options.problem);
   const bool backward = options.problem.backward;
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));

@@ -137,7 +137,12 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   flag("--backward", problem.backward, "Gradients too");
   flag("--deterministic", problem.deterministic, "The same bits run after run (on one CPU rank always so)");
   flag("--reproducible", problem.reproducible, "The same bits for every number of ranks (on one CPU rank always so)");
-  command.add_option("--device", options.machine.device, "cpu")->type_name("NAME")->group("Machine");
+  command.add_option("--device", options.machine.device, "cpu or cuda (default cpu)")
+      ->type_name("NAME")
+      ->group("Machine");
+  command.add_option("--kernel", options.machine.kernel, "With --device cuda: one that `annulus info` lists (default auto)")
+      ->type_name("NAME")
+      ->group("Machine");
   add_text(command, "--threads", options.machine.threads, "Threads (default: all usable cores)")
       ->type_name("N")
       ->group("Machine");
@@ -204,9 +209,8 @@ Problem make_problem(const ProblemOptions& options, const Sizes& sizes) {
 }
 
 Options make_machine(const MachineOptions& options) {
-  if (options.device != "cpu")
-    throw DeviceError("this build runs on the device cpu alone; got --device " + options.device +
-                      ": leave it out or give cpu");
+  if (options.device != "cpu" && options.device != "cuda")
+    throw DeviceError("--device is cpu or cuda; got " + options.device + ": leave it out for the CPU");
   Options machine;
   machine.instruction_set = options.instruction_set.empty() ? "auto" : options.instruction_set;
   if (options.threads) {

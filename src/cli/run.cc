@@ -3,6 +3,7 @@
 
 #include "cli/checksum.h"
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/files.h"
 #include "cli/picture.h"
 #include "cli/progress.h"
@@ -52,6 +53,7 @@ void print_run(std::ostream& out, const RunOptions& options, const Attention& at
 
 int run(const RunOptions& options) {
   const Options machine = make_machine(options.machine);
+  if (options.machine.device == "cuda") return run_on_cuda(options, options.files);
   const bool backward = options.problem.backward;
   const Pass pass = backward ? Pass::backward : Pass::forward;
   InputFiles inputs(options.files, options.problem);

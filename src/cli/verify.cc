@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/grid.h"
 #include "cli/progress.h"
 #include "cli/report.h"
@@ -89,7 +90,30 @@ class WorstChecks {
   std::vector<VerifyCheck> worst_;
 };
 
+int verify_one_on_cuda(const VerifyOptions& options) {
+  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const std::unique_ptr<cuda::Backend> backend = load_cuda();
+  check_report(options.report);
+  check_memory(verify_bytes(problem), "this verification");
+  std::vector<VerifyCheck> checks;
+  {
+    Progress progress(options.report.quiet, kCudaVerifySteps);
+    checks = verify_on_cuda(*backend, problem, options.machine.kernel, make_seed(options.problem),
+                            [&](const std::string& what) { progress.step(what); });
+  }
+  const bool passed = all_passed(checks);
+  std::ostream& out = text_output(options.report);
+  out << describe_on_cuda(*backend, problem, options.machine.kernel) << checks_text(checks);
+  out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
+  write_report(options.report, {{"problem", problem_json(options, problem)},
+                                {"environment", cuda_environment(*backend, options.machine.kernel)},
+                                {"passed", passed},
+                                {"checks", checks_json(checks)}});
+  return passed ? kRight : kWrongResult;
+}
+
 int verify_one(const VerifyOptions& options) {
+  if (options.machine.device == "cuda") return verify_one_on_cuda(options);
   const VerifySettings settings = settings_of(options);
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
   const Attention attention(problem,
@@ -153,6 +177,7 @@ int verify_grid(const VerifyOptions& options) {
   if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
   check_report(options.report);
   const std::vector<Words> cases = grid_cases(samples, settings.seed);
+  const std::unique_ptr<cuda::Backend> gpu = options.machine.device == "cuda" ? load_cuda() : nullptr;
   std::ostream& out = text_output(options.report);
   WorstChecks worst;
   std::vector<Failure> failures;
@@ -162,7 +187,11 @@ int verify_grid(const VerifyOptions& options) {
       Words full = words;
       full.insert(full.end(), {"--seed", std::to_string(settings.seed)});
       progress.step(command_line(full).substr(15));
-      const std::vector<VerifyCheck> checks = verify(grid_problem(words), settings, [](const std::string&) {});
+      const auto silent = [](const std::string&) {};
+      const Problem problem = grid_problem(words);
+      const std::vector<VerifyCheck> checks =
+          gpu ? verify_on_cuda(*gpu, problem, options.machine.kernel, settings.seed, silent)
+              : verify(problem, settings, silent);
       worst.add(checks);
       if (all_passed(checks)) continue;
       failures.push_back({command_line(full), {}});
@@ -182,7 +211,8 @@ int verify_grid(const VerifyOptions& options) {
   for (const Failure& failure : failures)
     failed.push_back({{"command", failure.command}, {"checks", checks_json(failure.checks)}});
   write_report(options.report, {{"problem", {{"grid", true}, {"cases", cases.size()}, {"seed", settings.seed}}},
-                                {"environment", environment_json(probe.instruction_set(), probe.threads())},
+                                {"environment", gpu ? cuda_environment(*gpu, options.machine.kernel)
+                                                    : environment_json(probe.instruction_set(), probe.threads())},
                                 {"passed", failures.empty()},
                                 {"checks", checks_json(worst.list())},
                                 {"failed", failed}});

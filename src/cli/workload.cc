@@ -69,6 +69,11 @@ void Workload::borrow(const std::string& name, const void* data) {
   tensors_[name].data = data;
 }
 
+void Workload::hold_results(Pass pass) {
+  for (const std::string& name : result_names(pass))
+    if (!has(name)) allocate(name);
+}
+
 double Workload::forward(const Attention& attention) {
   prepare(attention, Pass::forward);
   ForwardArgs args;

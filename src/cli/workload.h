@@ -47,6 +47,10 @@ class Workload {
   void draw(std::uint64_t seed, int threads, Pass pass);
   void borrow(const std::string& name, const void* data);
 
+  // Memory for the results of a pass that something else than an Attention computes, and the way into it.
+  void hold_results(Pass pass);
+  std::byte* result(const std::string& name) { return tensors_.at(name).own.data(); }
+
   // Wall-clock seconds of the call alone. Results stay; the workspace does until a pass needs another.
   double forward(const Attention& attention);
   double backward(const Attention& attention);

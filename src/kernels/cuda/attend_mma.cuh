@@ -104,7 +104,6 @@ class Attend {
   __device__ Attend(const Launch& launch, const Tile& tile, T* shared, bool aligned)
       : launch_(launch),
         tile_(tile),
-        sweep_(launch.tiling.sweeps[tile.sweep]),
         queries_(shared),
         blocks_(shared + Shape::kQueryElements),
         aligned_(aligned),
@@ -118,7 +117,7 @@ class Attend {
     start();
     Place loaded, here;
     if (tile_.total_blocks > 0) {
-      load_rows<T, Shape::kRow>(queries_, q, sweep_.stride * launch_.q_stride.token, tile_.rows, Shape::kQueryRows,
+      load_rows<T, Shape::kRow>(queries_, q, tile_.stride * launch_.q_stride.token, tile_.rows, Shape::kQueryRows,
                                 launch_.head_dim, aligned_);
       load_block(loaded, 0);
     }
@@ -160,7 +159,7 @@ class Attend {
   __device__ int tile_row(int r) const { return row_ + 16 * (r / 2) + 8 * (r % 2); }
   __device__ bool inside(int r) const { return tile_row(r) < tile_.rows; }
   __device__ std::int64_t state_row(int r) const {
-    return tile_.state_row + static_cast<std::int64_t>(sweep_.stride) * tile_row(r);
+    return tile_.state_row + static_cast<std::int64_t>(tile_.stride) * tile_row(r);
   }
   __device__ int column(int n) const { return 8 * n + lane_ % 4 * 2; }
   __device__ float& value(int r, int n, int c) { return o_[r / 2][n][r % 2 * 2 + c]; }
@@ -180,7 +179,7 @@ class Attend {
       for (int n = 0; n < kDim / 8; ++n) value(r, n, 0) = value(r, n, 1) = 0.0f;
       m_[r] = -INFINITY;
       l_[r] = 0.0f;
-      if (!sweep_.continues) continue;
+      if (!tile_.continues) continue;
       float2 sums = {0.0f, 0.0f};
       if (inside(r) && lane_ % 4 == 0) sums = __ldcg(launch_.state_sums + state_row(r));
       const float before = __shfl_sync(0xffffffffu, sums.y, lane_ & ~3);
@@ -194,7 +193,7 @@ class Attend {
 #pragma unroll
         for (int c = 0; c < 2; ++c)
           if (column(n) + c < launch_.head_dim) value(r, n, c) = __ldcg(from + column(n) + c);
-      if (sweep_.is_last && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // free again
+      if (tile_.is_last && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // free again
     }
   }
 
@@ -248,12 +247,12 @@ class Attend {
         l_[r] += static_cast<float>(tile_.zero_keys) * exp2f(-now);
       }
       if (!inside(r)) continue;
-      if (sweep_.is_last)
+      if (tile_.is_last)
         bad = !store_row(r) || bad;
       else
         store_state(r);
     }
-    if (sweep_.is_last) clear_uncovered();
+    if (tile_.is_last) clear_uncovered();
     if (__any_sync(0xffffffffu, bad) && lane_ == 0) launch_.control->non_finite = 1;
     if (tile_.signal_set == kNoSet) return;
     __threadfence();
@@ -272,7 +271,7 @@ class Attend {
 
   // Whether all of it was finite.
   __device__ bool store_row(int r) {
-    const std::int64_t position = tile_.position + static_cast<std::int64_t>(sweep_.stride) * tile_row(r);
+    const std::int64_t position = tile_.position + static_cast<std::int64_t>(tile_.stride) * tile_row(r);
     const float factor = l_[r] == 0.0f ? 0.0f : launch_.output_scale / l_[r];
     float odd = 0.0f;  // NaN as soon as anything is not finite
     T* to = out_row(position);
@@ -302,10 +301,10 @@ class Attend {
   // Rows between the tile's own, if nothing covers them.
   __device__ void clear_uncovered() {
     const int own = tile_.position - tile_.clear_begin;
-    for (int i = warp_; i < Shape::kQueryRows * sweep_.step; i += kWarps) {
-      const std::int64_t position = tile_.clear_begin + static_cast<std::int64_t>(sweep_.stride) * (i / sweep_.step) +
-                                    i % sweep_.step;
-      if (i % sweep_.step == own || position >= tile_.cell_end) continue;
+    for (int i = warp_; i < Shape::kQueryRows * tile_.step; i += kWarps) {
+      const std::int64_t position = tile_.clear_begin + static_cast<std::int64_t>(tile_.stride) * (i / tile_.step) +
+                                    i % tile_.step;
+      if (i % tile_.step == own || position >= tile_.cell_end) continue;
       for (int e = lane_; e < launch_.head_dim; e += 32) out_row(position)[e] = static_cast<T>(0.0f);
       if (launch_.lse != nullptr && lane_ == 0) *lse_row(position) = -INFINITY;
     }
@@ -313,7 +312,6 @@ class Attend {
 
   const Launch& launch_;
   const Tile& tile_;
-  const Sweep& sweep_;
   T* queries_;
   T* blocks_;
   bool aligned_;
@@ -339,9 +337,8 @@ __global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Laun
         at = find_stretch(launch.stretches, launch.stretch_count, index, at);
         const Stretch& stretch = launch.stretches[at];
         locate(launch.tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
-        if (stretch.wait_set != kNoSet)
-          while (ptx::load_acquire(launch.sets + stretch.wait_set) < static_cast<unsigned>(stretch.wait_count)) {
-          }
+        if (tile.wait_set != kNoSet)
+          ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
       }
     }
     __syncthreads();

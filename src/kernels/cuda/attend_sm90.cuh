@@ -1,12 +1,14 @@
 // The Hopper forward kernel: persistent blocks, each a producer warpgroup and two or three consumer warpgroups.
 //
-//   producer, warp 0     takes tiles in order, has the copy engine bring Q, then K and V blocks of all branches
-//   producer, warps 1..  one for each consumer: store its rows of O from shared memory; clear rows that nothing covers
+//   producer, warp 0     has the copy engine bring Q, then K and V blocks of all branches, tile by tile
+//   producer, warps 1..  one for each consumer: store its rows of O from shared memory; clear rows that nothing covers.
+//                        Warp 1 also takes tiles in order and finds out what they are, one ahead
 //   consumers            64 query rows each. S = Q K^T, softmax in registers, O += P V with P from registers
 //
 // A consumer's loop has S of the next block in flight beside P V of this one, and consumers take turns to issue, so that
 // the exponentials of one hide behind the matrix work of the others. Who waits for whom:
-//   query_full / query_empty   per query slot: a tile's description and its Q; empty again when O has left it
+//   tile_found                 the record of the next tile is there
+//   query_full / query_empty   per query slot: a tile's record and its Q; empty again when O has left it
 //   key_full / key_empty, value_full / value_empty   per stage
 // Query slots double as the way out: a consumer puts O where its queries were.
 //
@@ -59,7 +61,7 @@ constexpr int kStored = 7;  // + 2 * consumer + query slot: O lies in shared mem
 template <Sm90Config C>
 struct Shared {
   std::uint32_t query, key, value, barriers;
-  Tile* tiles;  // [query_slots], guarded by query_full and query_empty
+  Tile* tiles;  // [tile_records], in turn; query_full and query_empty guard them too
 
   __device__ explicit Shared(std::uint8_t* raw) {
     const std::uint32_t start = ptx::shared_address(raw);
@@ -75,6 +77,7 @@ struct Shared {
   __device__ std::uint32_t key_empty(int slot) const { return key_full(C.stages) + 8 * slot; }
   __device__ std::uint32_t value_full(int slot) const { return key_empty(C.stages) + 8 * slot; }
   __device__ std::uint32_t value_empty(int slot) const { return value_full(C.stages) + 8 * slot; }
+  __device__ std::uint32_t tile_found() const { return value_empty(C.stages); }
   // Tiles lie as [head_dim / 64][rows][128 bytes], the rows of 128 bytes swizzled.
   __device__ std::uint32_t query_slab(int slot, int group) const {
     return query + slot * C.query_bytes() + group * (64 * 128);
@@ -83,7 +86,47 @@ struct Shared {
 
 constexpr int kNoMoreTiles = -1;  // in Tile::sweep
 
-// ---- Producer, warp 0, one thread
+// ---- Producer, warp 1, one thread: which tile is next
+
+// Finding a tile takes a microsecond or two of divisions and loads. It is done while the tile before is attended to.
+template <Sm90Config C>
+class TileFinder {
+ public:
+  __device__ TileFinder(const Launch& launch, const Shared<C>& sh) : launch_(launch), sh_(sh), index_(blockIdx.x) {}
+
+  // The next tile that has something to do, into the next record. That one's last readers are through: they belong to
+  // the tile whose query slot the present tile has.
+  __device__ __forceinline__ void find() {
+    Tile& tile = sh_.tiles[record_.slot];
+    for (;;) {
+      if (index_ >= launch_.tile_count) {
+        tile.sweep = kNoMoreTiles;
+        break;
+      }
+      at_ = find_stretch(launch_.stretches, launch_.stretch_count, index_, at_);
+      const Stretch& stretch = launch_.stretches[at_];
+      locate(launch_.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
+      index_ = static_cast<std::int64_t>(atomicAdd(&launch_.control->next_tile, 1ull)) + gridDim.x;
+      if (!has_nothing_to_do(tile)) break;
+      if (tile.signal_set == kNoSet) continue;
+      // Whoever waits for this set trusts it for the sets before. Those need no store, so waiting here blocks nobody.
+      if (tile.wait_set != kNoSet)
+        ptx::wait_global(launch_.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+      ptx::arrive_global(launch_.sets + tile.signal_set, C.groups);
+    }
+    record_.advance<C.tile_records()>();
+    ptx::mbarrier_arrive(sh_.tile_found());
+  }
+
+ private:
+  const Launch& launch_;
+  const Shared<C>& sh_;
+  std::int64_t index_;
+  int at_ = 0;  // stretch
+  Ring record_;
+};
+
+// ---- Producer, warp 0, one thread: what the consumers read
 
 __device__ __forceinline__ void load_rows(std::uint32_t to, int bytes_apart, int head_dim, const StridedRows& rows,
                                           std::uint32_t barrier, int row, int residue, int head, int batch) {
@@ -97,34 +140,21 @@ __device__ __forceinline__ void load_rows(std::uint32_t to, int bytes_apart, int
 template <Sm90Config C>
 __device__ __forceinline__ void feed(const Params& p, const Shared<C>& sh) {
   const Launch& launch = p.common;
-  Ring query, key, value;
-  std::int64_t index = blockIdx.x;
-  int at = 0;  // stretch
+  Ring found, record, query, key, value;
   for (;;) {
-    const std::int64_t next = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
+    ptx::mbarrier_wait(sh.tile_found(), found.parity);
+    const Tile& tile = sh.tiles[record.slot];
+    found.advance<1>();
+    record.advance<C.tile_records()>();
     ptx::mbarrier_wait(sh.query_empty(query.slot), query.parity ^ 1);
-    Tile& tile = sh.tiles[query.slot];
-    if (index >= launch.tile_count) {
-      tile.sweep = kNoMoreTiles;
-      ptx::mbarrier_arrive(sh.query_full(query.slot));
+    const std::uint32_t full = sh.query_full(query.slot);
+    if (tile.sweep == kNoMoreTiles) {
+      ptx::mbarrier_arrive(full);
       return;
     }
-    at = find_stretch(launch.stretches, launch.stretch_count, index, at);
-    const Stretch& stretch = launch.stretches[at];
-    locate(launch.tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
-    index = next;
-    const Sweep& sweep = launch.tiling.sweeps[tile.sweep];
-    if (stretch.wait_set != kNoSet)  // with nothing to do too: whoever waits for this set trusts it for those before
-      while (ptx::load_acquire(launch.sets + stretch.wait_set) < static_cast<unsigned>(stretch.wait_count)) {
-      }
-    const bool nothing = sweep.is_last ? tile.rows == 0 && sweep.step == 1 : tile.total_blocks == 0;
-    if (nothing) {
-      if (tile.signal_set != kNoSet) ptx::arrive_global(launch.sets + tile.signal_set, C.groups);
-      continue;
-    }
-
+    if (tile.wait_set != kNoSet)
+      ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
     const int groups = (tile.rows + 63) / 64;  // that have rows
-    const std::uint32_t full = sh.query_full(query.slot);
     const StridedRows& query_rows = p.query[tile.sweep];
     ptx::mbarrier_arrive_expect(full, groups * (64 * C.head_dim * 2));
     for (int g = 0; g < groups; ++g)
@@ -134,35 +164,38 @@ __device__ __forceinline__ void feed(const Params& p, const Shared<C>& sh) {
 
     // V comes one block behind K: that is the order in which consumers let go of slots.
     const int kv_head = tile.head / launch.sharers;
-    const StridedRows* waiting = nullptr;
-    int waiting_row = 0, waiting_residue = 0;
-    const auto feed_value = [&] {
-      const std::uint32_t barrier = sh.value_full(value.slot);
-      ptx::mbarrier_wait(sh.value_empty(value.slot), value.parity ^ 1);
-      ptx::mbarrier_arrive_expect(barrier, C.block_bytes());
-      load_rows(sh.value + value.slot * C.block_bytes(), C.key_rows * 128, C.head_dim, *waiting, barrier, waiting_row,
-                waiting_residue, kv_head, tile.batch);
-      value.advance<C.stages>();
-    };
-    for (int b = 0; b < tile.branch_count; ++b) {
-      const TileBranch& part = tile.branches[b];
-      const StridedRows& key_rows = p.key[part.branch];
-      const int row = part.key_begin / key_rows.stride;
-      const int residue = part.key_begin % key_rows.stride;
-      for (int n = 0; n < part.blocks; ++n) {
+    const int total = tile.total_blocks;
+    int branch = 0, b = -1, n = 0, blocks = 0, row = 0, residue = 0;  // of the key block
+    int value_branch = 0, value_row = 0, value_residue = 0;           // of the block before
+    for (int i = 0; i <= total; ++i) {
+      if (i < total) {
+        if (++n >= blocks) {
+          const TileBranch& part = tile.branches[++b];
+          branch = part.branch;
+          blocks = part.blocks;
+          n = 0;
+          row = part.key_begin / p.key[branch].stride;
+          residue = part.key_begin % p.key[branch].stride;
+        }
         const std::uint32_t barrier = sh.key_full(key.slot);
         ptx::mbarrier_wait(sh.key_empty(key.slot), key.parity ^ 1);
         ptx::mbarrier_arrive_expect(barrier, C.block_bytes());
-        load_rows(sh.key + key.slot * C.block_bytes(), C.key_rows * 128, C.head_dim, key_rows, barrier,
+        load_rows(sh.key + key.slot * C.block_bytes(), C.key_rows * 128, C.head_dim, p.key[branch], barrier,
                   row + n * C.key_rows, residue, kv_head, tile.batch);
         key.advance<C.stages>();
-        if (waiting != nullptr) feed_value();
-        waiting = &p.value[part.branch];
-        waiting_row = row + n * C.key_rows;
-        waiting_residue = residue;
       }
+      if (i > 0) {
+        const std::uint32_t barrier = sh.value_full(value.slot);
+        ptx::mbarrier_wait(sh.value_empty(value.slot), value.parity ^ 1);
+        ptx::mbarrier_arrive_expect(barrier, C.block_bytes());
+        load_rows(sh.value + value.slot * C.block_bytes(), C.key_rows * 128, C.head_dim, p.value[value_branch], barrier,
+                  value_row, value_residue, kv_head, tile.batch);
+        value.advance<C.stages>();
+      }
+      value_branch = branch;
+      value_row = row + n * C.key_rows;
+      value_residue = residue;
     }
-    if (waiting != nullptr) feed_value();
   }
 }
 
@@ -174,12 +207,19 @@ __device__ __forceinline__ void store(const Params& p, const Shared<C>& sh, int 
   constexpr int kRowsAtOnce = 32 / kChunks;
   const Launch& launch = p.common;
   const int chunk = lane % kChunks;
-  Ring query;
+  TileFinder<C> finder(launch, sh);
+  const bool finds = group == 0 && lane == 0;
+  if (finds) finder.find();
+  Ring query, record;
   for (;;) {
     ptx::mbarrier_wait(sh.query_full(query.slot), query.parity);
-    const Tile& tile = sh.tiles[query.slot];
+    const Tile& tile = sh.tiles[record.slot];
+    record.advance<C.tile_records()>();
     if (tile.sweep == kNoMoreTiles) return;
-    const Sweep& sweep = launch.tiling.sweeps[tile.sweep];
+    if (finds) finder.find();
+    __syncwarp();
+    const int stride = tile.stride, step = tile.step;
+    const bool is_last = tile.is_last;
     T* const out = static_cast<T*>(launch.out) + tile.batch * launch.out_stride.batch +
                    tile.head * launch.out_stride.head + chunk * 8;
     float* const lse =
@@ -187,17 +227,17 @@ __device__ __forceinline__ void store(const Params& p, const Shared<C>& sh, int 
             ? nullptr
             : launch.lse + (static_cast<std::int64_t>(tile.batch) * launch.heads + tile.head) * launch.tokens;
     const int rows = min(tile.rows - group * 64, 64);
-    const int clear_begin = tile.clear_begin + sweep.stride * group * 64;
+    const int clear_begin = tile.clear_begin + stride * group * 64;
     const int own = tile.position - tile.clear_begin;
     const int cell_end = tile.cell_end;
     const std::uint32_t slab = sh.query_slab(query.slot, group) + chunk / 8 * (C.query_rows() * 128);
     ptx::named_sync(kStored + 2 * group + query.slot, 160);
-    if (sweep.is_last) {
-      const std::int64_t first = static_cast<std::int64_t>(tile.position) + sweep.stride * (group * 64);
+    if (is_last) {
+      const std::int64_t first = static_cast<std::int64_t>(tile.position) + stride * (group * 64);
 #pragma unroll 4
       for (int row = lane / kChunks; row < rows; row += kRowsAtOnce) {
         const uint4 data = ptx::load_shared_16(slab + row * 128 + ((chunk % 8) ^ (row & 7)) * 16);
-        __stcs(reinterpret_cast<uint4*>(out + (first + static_cast<std::int64_t>(sweep.stride) * row) *
+        __stcs(reinterpret_cast<uint4*>(out + (first + static_cast<std::int64_t>(stride) * row) *
                                                    launch.out_stride.token),
                data);
       }
@@ -207,18 +247,18 @@ __device__ __forceinline__ void store(const Params& p, const Shared<C>& sh, int 
     if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(query.slot));
     query.advance<C.query_slots>();
 
-    if (!sweep.is_last) continue;
-    for (int e = 0; e < sweep.step; ++e) {  // rows between the tile's own, if nothing covers them
+    if (!is_last) continue;
+    for (int e = 0; e < step; ++e) {  // rows between the tile's own, if nothing covers them
       if (e == own) continue;
       const std::int64_t first = clear_begin + e;
-      const int count = first < cell_end ? min(64, divide_up(cell_end - static_cast<int>(first), sweep.stride)) : 0;
+      const int count = first < cell_end ? min(64, divide_up(cell_end - static_cast<int>(first), stride)) : 0;
       for (int row = lane / kChunks; row < count; row += kRowsAtOnce)
-        __stcs(reinterpret_cast<uint4*>(out + (first + static_cast<std::int64_t>(sweep.stride) * row) *
+        __stcs(reinterpret_cast<uint4*>(out + (first + static_cast<std::int64_t>(stride) * row) *
                                                    launch.out_stride.token),
                uint4{0, 0, 0, 0});
       if (lse != nullptr)
         for (int row = lane; row < count; row += 32)
-          lse[first + static_cast<std::int64_t>(sweep.stride) * row] = -INFINITY;
+          lse[first + static_cast<std::int64_t>(stride) * row] = -INFINITY;
     }
   }
 }
@@ -237,7 +277,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
   float m[2] = {}, l[2] = {};  // l: of this thread's columns
   std::uint32_t prob[C.key_rows / 4];
   bool rescale = false;
-  Ring query, key, value;
+  Ring query, record, key, value;
 
   if (group == C.groups - 1) ptx::named_arrive(kTurn, 256);  // consumer 0 has the first turn
   const auto take_turn = [&]() __attribute__((always_inline)) { ptx::named_sync(kTurn + group, 256); };
@@ -325,9 +365,9 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
 
   for (;;) {
     ptx::mbarrier_wait(sh.query_full(query.slot), query.parity);
-    const Tile& tile = sh.tiles[query.slot];
+    const Tile& tile = sh.tiles[record.slot];
+    record.advance<C.tile_records()>();
     if (tile.sweep == kNoMoreTiles) break;
-    const Sweep& sweep = launch.tiling.sweeps[tile.sweep];
     const int total = tile.total_blocks;
     const bool inside[2] = {group * 64 + row < tile.rows, group * 64 + row + 8 < tile.rows};
 
@@ -347,11 +387,11 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
         m[r] = -INFINITY;
         l[r] = 0.0f;
       }
-      if (!sweep.continues) return;
+      if (!tile.continues) return;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::int64_t at =
-            tile.state_row + static_cast<std::int64_t>(sweep.stride) * (group * 64 + row + 8 * r);
+            tile.state_row + static_cast<std::int64_t>(tile.stride) * (group * 64 + row + 8 * r);
         float2 sums = {0.0f, 0.0f};
         if (inside[r] && (lane & 3) == 0) sums = __ldcg(launch.state_sums + at);
         const float before = __shfl_sync(0xffffffffu, sums.y, lane & ~3);
@@ -366,7 +406,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
           o[4 * j + 2 * r] = pair.x;
           o[4 * j + 2 * r + 1] = pair.y;
         }
-        if (sweep.is_last && (lane & 3) == 0) launch.state_sums[at] = {0.0f, 0.0f};  // the slot is free again
+        if (tile.is_last && (lane & 3) == 0) launch.state_sums[at] = {0.0f, 0.0f};  // the slot is free again
       }
     };
 
@@ -468,14 +508,14 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
       }
       rescale_out();
     }
-    if (sweep.is_last) {
+    if (tile.is_last) {
       float inverse[2], odd[2] = {0.0f, 0.0f};  // odd: NaN as soon as anything is not finite
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         inverse[r] = l[r] == 0.0f ? 0.0f : launch.output_scale / l[r];
         if (launch.lse != nullptr && inside[r] && (lane & 3) == 0)
           launch.lse[(static_cast<std::int64_t>(tile.batch) * launch.heads + tile.head) * launch.tokens + tile.position +
-                     static_cast<std::int64_t>(sweep.stride) * (group * 64 + row + 8 * r)] =
+                     static_cast<std::int64_t>(tile.stride) * (group * 64 + row + 8 * r)] =
               l[r] == 0.0f ? -INFINITY : 0.6931471805599453f * (m[r] * scale + log2f(l[r]));
       }
 #pragma unroll
@@ -500,7 +540,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
       for (int r = 0; r < 2; ++r) {
         if (!inside[r]) continue;
         const std::int64_t at =
-            tile.state_row + static_cast<std::int64_t>(sweep.stride) * (group * 64 + row + 8 * r);
+            tile.state_row + static_cast<std::int64_t>(tile.stride) * (group * 64 + row + 8 * r);
         if ((lane & 3) == 0) __stcg(launch.state_sums + at, float2{m[r], l[r]});
         float* to = launch.state_values + at * C.head_dim + (lane & 3) * 2;
 #pragma unroll
@@ -537,6 +577,7 @@ __global__ void __launch_bounds__(kSm90Configs[kConfig].threads(), 1) forward(co
       ptx::mbarrier_init(sh.value_full(i), 1);
       ptx::mbarrier_init(sh.value_empty(i), C.groups * 4);
     }
+    ptx::mbarrier_init(sh.tile_found(), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

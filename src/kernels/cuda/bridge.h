@@ -1,16 +1,14 @@
-// The backend's C interface: what a program that loads the library by name calls. Device pointers, a CUDA stream.
+// The backend by C functions, for callers in other languages: device pointers, a CUDA stream. The benchmarks use it.
 //
 // Functions return 0, or 1 and leave a message in annulus_cuda_error (of the calling thread).
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include <cstddef>
+#include <cstdint>
 
-#ifdef __cplusplus
 extern "C" {
-#endif
 
-typedef struct annulus_cuda_problem {
+struct annulus_cuda_problem {
   int64_t batch, tokens, heads, kv_heads, head_dim;
   const char* dtype;  // "bf16", "fp16", "fp32"
   const char* phase;  // "by_head", "by_head_block", "every"
@@ -22,9 +20,9 @@ typedef struct annulus_cuda_problem {
   size_t document_count;  // entries of documents; 0: one document
   const int64_t* documents;
   const char* kernel;  // "auto", or a kernel by name
-} annulus_cuda_problem;
+};
 
-typedef struct annulus_cuda_forward annulus_cuda_forward;
+struct annulus_cuda_forward;
 
 int annulus_cuda_forward_create(const annulus_cuda_problem* problem, annulus_cuda_forward** result);
 void annulus_cuda_forward_destroy(annulus_cuda_forward* forward);
@@ -39,6 +37,4 @@ int annulus_cuda_forward_run(const annulus_cuda_forward* forward, const void* q,
 const char* annulus_cuda_device(void);
 const char* annulus_cuda_error(void);
 
-#ifdef __cplusplus
-}
-#endif
+}  // extern "C"

@@ -34,5 +34,9 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
+__device__ __forceinline__ void wait_global(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) {
+  }
+}
 
 }  // namespace annulus::cuda::ptx

@@ -18,11 +18,12 @@ struct Sm90Config {
   ANNULUS_HOST_DEVICE constexpr int query_rows() const { return groups * 64; }
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows() * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int block_bytes() const { return key_rows * head_dim * 2; }
+  ANNULUS_HOST_DEVICE constexpr int tile_records() const { return query_slots + 1; }  // one is found ahead
   ANNULUS_HOST_DEVICE constexpr int threads() const { return (groups + 1) * 128; }
-  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (2 * query_slots + 4 * stages); }
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (2 * query_slots + 4 * stages + 1); }
   ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {  // slots begin at multiples of 1024
     return 1024 + query_slots * query_bytes() + 2 * stages * block_bytes() + barrier_bytes() +
-           query_slots * static_cast<int>(sizeof(Tile));
+           tile_records() * static_cast<int>(sizeof(Tile));
   }
   // setmaxnreg deals from what the block was launched with, (65536 / threads, down to a multiple of 8) * threads.
   // Asking for more hangs without a word.

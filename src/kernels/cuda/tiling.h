@@ -100,15 +100,21 @@ struct TileBranch {
 
 struct Tile {
   int sweep = 0;
+  int stride = 1;  // of the sweep, as the next three
+  int step = 1;
+  bool continues = false;
+  bool is_last = false;
   int batch = 0;
   int head = 0;
   int rows = 0;      // queries; may be 0 where there is only something to clear
-  int position = 0;  // of the first query; the next ones follow at the sweep's stride
+  int position = 0;  // of the first query; the next ones follow at the stride
   int total_blocks = 0;
   int branch_count = 0;  // that cover the tile
   int zero_keys = 0;     // keys with logit 0 and value 0 (pad_like_torchscale)
   int clear_begin = 0;   // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
   int cell_end = 0;      // as far as that lies before cell_end
+  int wait_set = kNoSet;  // as in Stretch
+  int wait_count = 0;
   int signal_set = kNoSet;
   std::int64_t state_row = 0;
   TileBranch branches[kMaxBranches] = {};
@@ -131,7 +137,7 @@ ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch
   result.branch = branch;
   result.keys = divide_up(length - own, shape.dilation);
   result.first = (at - begin - own) / shape.dilation;
-  result.step = tiling.sweeps[tile.sweep].stride / shape.dilation;
+  result.step = tile.stride / shape.dilation;
   result.key_begin = stretch.document_begin + begin + own;
   const int last = tiling.causal ? at_most(result.keys - 1, result.first + result.step * (tile.rows - 1))
                                  : result.keys - 1;
@@ -156,6 +162,12 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   const int residue = take(stretch.residues);
   const int inner = take(stretch.inner_cells);
   tile.sweep = stretch.sweep;
+  tile.stride = sweep.stride;
+  tile.step = sweep.step;
+  tile.continues = sweep.continues;
+  tile.is_last = sweep.is_last;
+  tile.wait_set = stretch.wait_set;
+  tile.wait_count = stretch.wait_count;
   tile.signal_set = stretch.signal_set;
   tile.head = stretch.first_head + take(stretch.heads);
   const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
@@ -185,6 +197,11 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
     tile.branches[tile.branch_count++] = part;
     tile.total_blocks += part.blocks;
   }
+}
+
+// Neither rows to attend nor rows to clear.
+ANNULUS_HOST_DEVICE bool has_nothing_to_do(const Tile& tile) {
+  return tile.is_last ? tile.rows == 0 && tile.step == 1 : tile.total_blocks == 0;
 }
 
 // The stretch of a tile, looked for from `from` on: readers walk forward.

@@ -65,6 +65,20 @@ std::string faults(const Problem& problem, std::uint64_t seed, DeviceWay way = {
   return text;
 }
 
+// Small enough for compute-sanitizer: every kernel, with one sweep and with two, all that a tile can have.
+TEST_F(CudaForward, SmallProblems) {
+  for (const bool causal : {false, true})
+    for (const std::int64_t head_dim : {64, 128, 24})
+      for (const DType dtype : {DType::bf16, DType::fp32})
+        for (const std::vector<std::vector<int>>& sweeps : {std::vector<std::vector<int>>{{0, 1}}, {{1}, {0}}}) {
+          Problem problem = make_problem(270, 2, head_dim, dtype, causal, {{70, 140}, {2, 4}});
+          problem.documents = {0, 31, 270};
+          DeviceWay way;
+          way.sweeps = sweeps;
+          EXPECT_EQ(faults(resolve(problem), 3, way), "");
+        }
+}
+
 TEST_F(CudaForward, TileEdges) {
   constexpr std::int64_t kLengths[] = {1,   2,   15,  16,  17,  31,  32,  33,  63,  64,  65,  127, 128,
                                        129, 159, 160, 161, 191, 192, 193, 255, 256, 257, 319, 320, 321};
