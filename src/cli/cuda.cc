@@ -253,8 +253,8 @@ std::string cuda_text() {
   try {
     const cuda::DeviceInfo device = load_cuda()->device();
     std::string text = "gpu               " + device.name + ", sm_" + std::to_string(device.compute_capability) + ", " +
-                       std::to_string(device.multiprocessors) + " multiprocessors, " +
-                       format_bytes(device.free_bytes) + " of " + format_bytes(device.memory_bytes) + " free\n";
+                       std::to_string(device.multiprocessors) + " multiprocessors, " + format_bytes(device.free_bytes) +
+                       " of " + format_bytes(device.memory_bytes) + " free\n";
     for (const cuda::KernelChoice& kernel : cuda::kKernels)
       text += "  kernel " + std::string(kernel.name) + "  " + kernel.takes + ": " + kernel.why + "\n";
     return text;

@@ -1,4 +1,5 @@
-// The commands on a GPU: --device cuda. The backend is a library of its own, loaded when it is asked for and not before.
+// The commands on a GPU: --device cuda. The backend is a library of its own, loaded when it is asked for and not
+// before.
 #pragma once
 
 #include <functional>
@@ -27,8 +28,8 @@ struct CudaTimes {
 int run_on_cuda(const CommandOptions& options, const FileOptions& files);
 int bench_on_cuda(const CommandOptions& options, const CudaTimes& times);
 
-// Forward of every kernel that takes the problem ("auto"), or of one, against the fp64 reference and run again. `step` is
-// called kCudaVerifySteps times.
+// Forward of every kernel that takes the problem ("auto"), or of one, against the fp64 reference and run again. `step`
+// is called kCudaVerifySteps times.
 inline constexpr std::int64_t kCudaVerifySteps = 3;
 std::vector<VerifyCheck> verify_on_cuda(const cuda::Backend& backend, const Problem& problem, const std::string& kernel,
                                         std::uint64_t seed, const std::function<void(const std::string&)>& step);

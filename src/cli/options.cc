@@ -140,7 +140,9 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   command.add_option("--device", options.machine.device, "cpu or cuda (default cpu)")
       ->type_name("NAME")
       ->group("Machine");
-  command.add_option("--kernel", options.machine.kernel, "With --device cuda: one that `annulus info` lists (default auto)")
+  command
+      .add_option("--kernel", options.machine.kernel,
+                  "With --device cuda: one that `annulus info` lists (default auto)")
       ->type_name("NAME")
       ->group("Machine");
   add_text(command, "--threads", options.machine.threads, "Threads (default: all usable cores)")

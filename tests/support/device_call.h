@@ -33,9 +33,9 @@ class DeviceTensor {
       : host_(host),
         shift_(aligned ? 128 - HostTensor::kGuardBytes : 0),
         memory_(host.storage().size() + shift_ + 128) {
-    cuda::check(cudaMemcpy(memory_.data() + shift_, host.storage().data(), host.storage().size(),
-                           cudaMemcpyHostToDevice),
-                "copy a tensor");
+    cuda::check(
+        cudaMemcpy(memory_.data() + shift_, host.storage().data(), host.storage().size(), cudaMemcpyHostToDevice),
+        "copy a tensor");
   }
   TensorView view() const {
     TensorView view = host_.view();
@@ -43,9 +43,9 @@ class DeviceTensor {
     return view;
   }
   void bring_back() {
-    cuda::check(cudaMemcpy(host_.storage().data(), memory_.data() + shift_, host_.storage().size(),
-                           cudaMemcpyDeviceToHost),
-                "copy a tensor back");
+    cuda::check(
+        cudaMemcpy(host_.storage().data(), memory_.data() + shift_, host_.storage().size(), cudaMemcpyDeviceToHost),
+        "copy a tensor back");
   }
 
  private:

@@ -1,8 +1,8 @@
 // The forward kernel for every GPU with tensor cores from sm_80 on, every type and head sizes up to 256.
 //
-// Four warps, 32 query rows each (16 where accumulators are wide). Blocks of keys and values go through two slots of shared memory: one is multiplied
-// while the next one arrives. Head sizes are filled up with zeros in shared memory. Tiles, sweeps and state are those of
-// tiling.h; blocks take tiles in order, as the sets demand.
+// Four warps, 32 query rows each (16 where accumulators are wide). Blocks of keys and values go through two slots of
+// shared memory: one is multiplied while the next one arrives. Head sizes are filled up with zeros in shared memory.
+// Tiles, sweeps and state are those of tiling.h; blocks take tiles in order, as the sets demand.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -21,9 +21,9 @@ ANNULUS_HOST_DEVICE constexpr int query_rows(int padded_dim) { return kWarps * 1
 ANNULUS_HOST_DEVICE constexpr int shared_bytes(int element_bytes, int padded_dim, int keys) {
   return (query_rows(padded_dim) + 4 * keys) * (element_bytes * padded_dim + 16);
 }
-// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB).
+// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB). fp32 sums 32 products at most.
 ANNULUS_HOST_DEVICE constexpr int key_rows(int element_bytes, int padded_dim) {
-  int keys = 64;
+  int keys = element_bytes == 4 ? 32 : 64;
   while (keys > 16 && shared_bytes(element_bytes, padded_dim, keys) > 113 * 1024) keys /= 2;
   return keys;
 }
@@ -284,7 +284,9 @@ class Attend {
         if (column(n) + c < launch_.head_dim) to[column(n) + c] = static_cast<T>(x);
       }
     if (launch_.lse != nullptr && lane_ % 4 == 0)
-      *lse_row(position) = l_[r] == 0.0f ? -INFINITY : 0.6931471805599453f * (m_[r] + log2f(l_[r]));
+      *lse_row(position) = l_[r] == 0.0f
+                               ? -INFINITY
+                               : static_cast<float>(0.693147180559945309 * (static_cast<double>(m_[r]) + log2f(l_[r])));
     return odd == 0.0f;
   }
 
@@ -302,8 +304,8 @@ class Attend {
   __device__ void clear_uncovered() {
     const int own = tile_.position - tile_.clear_begin;
     for (int i = warp_; i < Shape::kQueryRows * tile_.step; i += kWarps) {
-      const std::int64_t position = tile_.clear_begin + static_cast<std::int64_t>(tile_.stride) * (i / tile_.step) +
-                                    i % tile_.step;
+      const std::int64_t position =
+          tile_.clear_begin + static_cast<std::int64_t>(tile_.stride) * (i / tile_.step) + i % tile_.step;
       if (i % tile_.step == own || position >= tile_.cell_end) continue;
       for (int e = lane_; e < launch_.head_dim; e += 32) out_row(position)[e] = static_cast<T>(0.0f);
       if (launch_.lse != nullptr && lane_ == 0) *lse_row(position) = -INFINITY;
@@ -328,7 +330,7 @@ __global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Laun
   T* shared = reinterpret_cast<T*>(raw);
   for (int i = static_cast<int>(threadIdx.x); i < Layout<T, kDim>::kElements; i += kThreads)
     shared[i] = static_cast<T>(0.0f);  // columns beyond head_dim stay so
-  int at = 0;  // stretch; thread 0's
+  int at = 0;                          // stretch; thread 0's
   for (;;) {
     if (threadIdx.x == 0) {
       const auto index = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull));

@@ -1,8 +1,9 @@
 // Row by row: one warp a query, every key that the query sees and no other.
 //
-// Slow and exact in every corner: any type, head size, stride and number of branches. It has two uses. Fast kernels mask
-// keys by a weight of 0, and 0 * NaN is NaN: where a result of theirs is not finite, the row is computed again here, so
-// that NaN and infinities reach exactly the rows that may see them. And problems that no other kernel takes come here.
+// Slow and exact in every corner: any type, head size, stride and number of branches. It has two uses. Fast kernels
+// mask keys by a weight of 0, and 0 * NaN is NaN: where a result of theirs is not finite, the row is computed again
+// here, so that NaN and infinities reach exactly the rows that may see them. And problems that no other kernel takes
+// come here.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -149,8 +150,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend(const __grid_constant__ Ro
     T* out = static_cast<T*>(launch.out) + batch * launch.out_stride.batch + position * launch.out_stride.token +
              head * launch.out_stride.head;
     if (p.only_non_finite && is_finite_row(out, launch.head_dim, lane)) continue;
-    const T* from = static_cast<const T*>(launch.q) + batch * launch.q_stride.batch +
-                    position * launch.q_stride.token + head * launch.q_stride.head;
+    const T* from = static_cast<const T*>(launch.q) + batch * launch.q_stride.batch + position * launch.q_stride.token +
+                    head * launch.q_stride.head;
     __syncwarp();
     for (int i = lane; i < launch.head_dim; i += 32) query[i] = to_float(from[i]);
     __syncwarp();
@@ -164,10 +165,11 @@ __global__ void __launch_bounds__(kWarps * 32) attend(const __grid_constant__ Ro
       if (lane + 32 * c < launch.head_dim)
         out[lane + 32 * c] = from_float<T>(state.sum == 0 && state.seen ? NAN : state.values[c] * factor);
     if (launch.lse != nullptr && lane == 0)
-      launch.lse[row] = state.sum == 0 ? -INFINITY
-                                       : static_cast<float>((static_cast<double>(state.maximum) +
-                                                             log2(static_cast<double>(state.sum))) *
-                                                            0.693147180559945309417);
+      launch.lse[row] =
+          state.sum == 0
+              ? -INFINITY
+              : static_cast<float>((static_cast<double>(state.maximum) + log2(static_cast<double>(state.sum))) *
+                                   0.693147180559945309417);
   }
 }
 
@@ -180,7 +182,19 @@ void launch_as(const RowLaunch& launch, int blocks, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, attend<T>, launch), "start the kernel `rows`");
 }
 
+template <class T>
+void prepare_as() {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, attend<T>), "load the kernel `rows`");
+}
+
 }  // namespace
+
+void prepare(DType dtype) {
+  if (dtype == DType::fp32) return prepare_as<float>();
+  if (dtype == DType::fp16) return prepare_as<__half>();
+  prepare_as<__nv_bfloat16>();
+}
 
 void launch(const RowLaunch& launch, DType dtype, int multiprocessors, cudaStream_t stream) {
   // A launch that only looks whether there is something to mend should be over at once.

@@ -70,8 +70,8 @@ double annulus_cuda_forward_flop(const annulus_cuda_forward* forward) {
   return 4 * static_cast<double>(forward->problem.head_dim) * annulus::count_pairs(forward->problem);
 }
 
-int annulus_cuda_forward_run(const annulus_cuda_forward* forward, const void* q, const void* k, const void* v, void* out,
-                             float* lse, void* workspace, void* stream) {
+int annulus_cuda_forward_run(const annulus_cuda_forward* forward, const void* q, const void* k, const void* v,
+                             void* out, float* lse, void* workspace, void* stream) {
   return guarded([&] {
     const annulus::Problem& p = forward->problem;
     const std::array<std::int64_t, 4> query_shape{p.batch, p.tokens, p.heads, p.head_dim};

@@ -30,8 +30,8 @@ size_t annulus_cuda_forward_workspace(const annulus_cuda_forward* forward);
 const char* annulus_cuda_forward_explain(const annulus_cuda_forward* forward);
 double annulus_cuda_forward_flop(const annulus_cuda_forward* forward);
 // Dense tensors [batch, tokens, heads, head_dim]; lse [batch, heads, tokens] or null. Returns when the work is queued.
-int annulus_cuda_forward_run(const annulus_cuda_forward* forward, const void* q, const void* k, const void* v, void* out,
-                             float* lse, void* workspace, void* stream);
+int annulus_cuda_forward_run(const annulus_cuda_forward* forward, const void* q, const void* k, const void* v,
+                             void* out, float* lse, void* workspace, void* stream);
 
 // "NVIDIA H200, sm_90, 132 multiprocessors", or null and an error.
 const char* annulus_cuda_device(void);

@@ -31,11 +31,13 @@ Strides strides_of(const ConstTensorView& view) { return {view.stride[0], view.s
 // A tiled kernel with its schedule on the device.
 struct Tiled {
   std::string name;
+  int blocks;  // that the device holds at a time
   Schedule schedule;
   DeviceBuffer stretches, classes, anchors;
 
-  Tiled(std::string name_, Schedule schedule_)
+  Tiled(std::string name_, int blocks_, Schedule schedule_)
       : name(std::move(name_)),
+        blocks(blocks_),
         schedule(std::move(schedule_)),
         stretches(to_device(schedule.stretches)),
         classes(to_device(schedule.classes)),
@@ -99,13 +101,14 @@ struct Forward::Impl {
     check_options(options);
     const auto wanted = [&](const char* kernel) { return options.kernel == "auto" || options.kernel == kernel; };
     if (wanted("sm90") && sm90::takes(problem, device))
-      add("sm90", sm90::tile_shape(problem), sm90::arrivals(problem), plan, options);
+      add("sm90", sm90::prepare(problem), sm90::tile_shape(problem), sm90::arrivals(problem), plan, options);
     if (wanted("mma") && mma::takes(problem, device))
-      add("mma", mma::tile_shape(problem), 1, plan, options);
+      add("mma", mma::prepare(problem), mma::tile_shape(problem), 1, plan, options);
     if (options.kernel != "auto" && options.kernel != "rows" && tiled.empty())
       throw Unsupported("the kernel `" + options.kernel + "` must fit the problem and the device; got head size " +
                         std::to_string(problem.head_dim) + ", " + std::string(name(problem.dtype)) + ", sm_" +
                         std::to_string(device.compute_capability) + ": leave the choice to auto");
+    rows::prepare(problem.dtype);
     put_rows(plan);
   }
 
@@ -124,12 +127,13 @@ struct Forward::Impl {
                         ": split the batch of heads");
   }
 
-  void add(const char* kernel, TileShape shape, int arrivals, const Plan& plan, const ForwardOptions& options) {
+  void add(const char* kernel, int blocks, TileShape shape, int arrivals, const Plan& plan,
+           const ForwardOptions& options) {
     ScheduleRules rules;
     rules.shape = shape;
     rules.arrivals = arrivals;
     rules.forced_sweeps = options.sweeps;
-    tiled.emplace_back(kernel, make_schedule(problem, plan, rules));
+    tiled.emplace_back(kernel, blocks * device.multiprocessors, make_schedule(problem, plan, rules));
   }
 
   // Tables of the row kernel, which has the problem's own numbers.
@@ -178,7 +182,6 @@ struct Forward::Impl {
     shape.dtype = problem.dtype;
     shape.batch = problem.batch;
     shape.kv_heads = problem.kv_heads;
-    shape.multiprocessors = device.multiprocessors;
     return shape;
   }
 
@@ -220,6 +223,7 @@ struct Forward::Impl {
       launch.state_sums = memory.state_sums;
       launch.state_values = memory.state_values;
       shape.sweeps = choice.schedule.sweep_count;
+      shape.blocks = choice.blocks;
       check(cudaMemsetAsync(memory.control, 0, static_cast<std::size_t>(memory.zeroed_bytes), stream),
             "clear the counters");
       hopper ? sm90::launch(launch, shape, stream) : mma::launch(launch, shape, stream);

@@ -1,4 +1,6 @@
 // The forward kernels as the host sees them. Each says what it takes; forward.cc chooses.
+//
+// `prepare` is for planning: it loads the kernel, which may allocate, and says how many blocks a multiprocessor holds.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +20,7 @@ struct LaunchShape {
   std::int64_t batch = 0;
   std::int64_t kv_heads = 0;
   int sweeps = 0;
-  int multiprocessors = 0;
+  int blocks = 0;  // that the device holds at a time
 };
 
 // Hopper: copy engine, wgmma. bf16 and fp16, head sizes 64 and 128, a positive scale; sm_90 alone.
@@ -26,6 +28,7 @@ namespace sm90 {
 bool takes(const Problem& problem, const DeviceInfo& device);
 TileShape tile_shape(const Problem& problem);
 int arrivals(const Problem& problem);
+int prepare(const Problem& problem);
 // Strides and addresses that the copy engine can follow: multiples of 16 bytes.
 bool can_address(const Launch& launch, const LaunchShape& shape);
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream);
@@ -35,11 +38,13 @@ void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream)
 namespace mma {
 bool takes(const Problem& problem, const DeviceInfo& device);
 TileShape tile_shape(const Problem& problem);
+int prepare(const Problem& problem);
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream);
 }  // namespace mma
 
 // Row by row: everything.
 namespace rows {
+void prepare(DType dtype);
 void launch(const RowLaunch& launch, DType dtype, int multiprocessors, cudaStream_t stream);
 }  // namespace rows
 

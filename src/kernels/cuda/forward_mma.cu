@@ -21,46 +21,37 @@ template <class T>
 bool is_aligned(const Launch& launch, const LaunchShape& shape) {
   constexpr std::int64_t kUnit = 16 / sizeof(T);
   const auto fits = [&](const void* data, const Strides& stride) {
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.token % kUnit == 0 &&
-           stride.head % kUnit == 0 && (shape.batch == 1 || stride.batch % kUnit == 0);
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.token % kUnit == 0 && stride.head % kUnit == 0 &&
+           (shape.batch == 1 || stride.batch % kUnit == 0);
   };
   return launch.head_dim % kUnit == 0 && fits(launch.q, launch.q_stride) && fits(launch.k, launch.k_stride) &&
          fits(launch.v, launch.v_stride);
 }
 
-template <class T, int kDim>
-void launch_as(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  constexpr int kBytes = Layout<T, kDim>::kBytes;
-  check(cudaFuncSetAttribute(forward<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "raise the shared memory of the kernel `mma`");
-  int blocks = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, forward<T, kDim>, kThreads, kBytes),
-        "fit the kernel `mma` into a multiprocessor");
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(
-      std::min<std::int64_t>(std::int64_t{std::max(blocks, 1)} * shape.multiprocessors, launch.tile_count));
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, forward<T, kDim>, launch, is_aligned<T>(launch, shape)), "start the kernel `mma`");
-}
-
-template <class T>
-void launch_type(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  switch (padded_dim(launch.head_dim)) {
+// Calls f.operator()<T, kDim>() for the kernel of a type and a head size.
+template <class T, class F>
+void with_dim(int dim, F f) {
+  switch (dim) {
     case 32:
-      return launch_as<T, 32>(launch, shape, stream);
+      return f.template operator()<T, 32>();
     case 64:
-      return launch_as<T, 64>(launch, shape, stream);
+      return f.template operator()<T, 64>();
     case 96:
-      return launch_as<T, 96>(launch, shape, stream);
+      return f.template operator()<T, 96>();
     case 128:
-      return launch_as<T, 128>(launch, shape, stream);
+      return f.template operator()<T, 128>();
     case 192:
-      return launch_as<T, 192>(launch, shape, stream);
+      return f.template operator()<T, 192>();
     default:
-      return launch_as<T, 256>(launch, shape, stream);
+      return f.template operator()<T, 256>();
   }
+}
+template <class F>
+void with_kernel(DType dtype, std::int64_t head_dim, F f) {
+  const int dim = padded_dim(head_dim);
+  if (dtype == DType::fp32) return with_dim<float>(dim, f);
+  if (dtype == DType::fp16) return with_dim<__half>(dim, f);
+  with_dim<__nv_bfloat16>(dim, f);
 }
 
 }  // namespace
@@ -78,10 +69,28 @@ TileShape tile_shape(const Problem& problem) {
   return {query_rows(dim), key_rows(static_cast<int>(size_of(problem.dtype)), dim)};
 }
 
+int prepare(const Problem& problem) {
+  int blocks = 0;
+  with_kernel(problem.dtype, problem.head_dim, [&]<class T, int kDim>() {
+    constexpr int kBytes = Layout<T, kDim>::kBytes;
+    check(cudaFuncSetAttribute(forward<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+          "raise the shared memory of the kernel `mma`");
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, forward<T, kDim>, kThreads, kBytes),
+          "fit the kernel `mma` into a multiprocessor");
+  });
+  return std::max(blocks, 1);
+}
+
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  if (shape.dtype == DType::fp32) return launch_type<float>(launch, shape, stream);
-  if (shape.dtype == DType::fp16) return launch_type<__half>(launch, shape, stream);
-  launch_type<__nv_bfloat16>(launch, shape, stream);
+  with_kernel(shape.dtype, launch.head_dim, [&]<class T, int kDim>() {
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, launch.tile_count));
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = Layout<T, kDim>::kBytes;
+    config.stream = stream;
+    check(cudaLaunchKernelEx(&config, forward<T, kDim>, launch, is_aligned<T>(launch, shape)),
+          "start the kernel `mma`");
+  });
 }
 
 }  // namespace annulus::cuda::mma

@@ -58,10 +58,10 @@ class MapMaker {
     const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     const char* data = static_cast<const char*>(tensor.data) + static_cast<std::size_t>(first) * token;
     CUtensorMap result;
-    const CUresult status =
-        encode(&result, shape_.dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-               5, const_cast<char*>(data), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status = encode(
+        &result, shape_.dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
+        const_cast<char*>(data), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
       throw DeviceError("tensor maps must describe the rows of a branch; the driver refused one, error " +
                         std::to_string(static_cast<int>(status)) + ": choose the kernel `mma`");
@@ -72,56 +72,53 @@ class MapMaker {
   const LaunchShape& shape_;
 };
 
-template <int kConfig, class T>
-void launch_as(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  constexpr Sm90Config C = kSm90Configs[kConfig];
-  Params params{};
-  params.common = launch;
-  const MapMaker maker(launch, shape);
-  const std::int64_t heads = launch.heads;
-  for (int i = 0; i < shape.sweeps; ++i)
-    params.query[i] = maker.rows({launch.q, launch.q_stride, heads}, launch.tiling.sweeps[i].stride, 64);
-  for (int i = 0; i < launch.tiling.branch_count; ++i) {
-    const int dilation = launch.tiling.branches[i].dilation;
-    params.key[i] = maker.rows({launch.k, launch.k_stride, shape.kv_heads}, dilation, C.key_rows);
-    params.value[i] = maker.rows({launch.v, launch.v_stride, shape.kv_heads}, dilation, C.key_rows);
-  }
-  check(cudaFuncSetAttribute(forward<kConfig, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, C.shared_bytes()),
-        "raise the shared memory of the kernel `sm90`");
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.multiprocessors, launch.tile_count));
-  config.blockDim = C.threads();
-  config.dynamicSmemBytes = C.shared_bytes();
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, forward<kConfig, T>, params), "start the kernel `sm90`");
-}
-
 constexpr int config_index(std::int64_t head_dim, bool causal) {
   for (int i = 0; i < static_cast<int>(std::size(kSm90Configs)); ++i)
     if (kSm90Configs[i].head_dim == head_dim && kSm90Configs[i].causal == causal) return i;
   return -1;
 }
 
-template <class T>
-void launch_type(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  switch (config_index(launch.head_dim, launch.tiling.causal)) {
+// Calls f.operator()<kConfig, T>() for the kernel of a problem.
+template <class T, class F>
+void with_config(int config, F f) {
+  switch (config) {
     case 0:
-      return launch_as<0, T>(launch, shape, stream);
+      return f.template operator()<0, T>();
     case 1:
-      return launch_as<1, T>(launch, shape, stream);
+      return f.template operator()<1, T>();
     case 2:
-      return launch_as<2, T>(launch, shape, stream);
+      return f.template operator()<2, T>();
     default:
-      return launch_as<3, T>(launch, shape, stream);
+      return f.template operator()<3, T>();
   }
 }
 static_assert(std::size(kSm90Configs) == 4);
+template <class F>
+void with_kernel(DType dtype, std::int64_t head_dim, bool causal, F f) {
+  const int config = config_index(head_dim, causal);
+  if (dtype == DType::fp16) return with_config<__half>(config, f);
+  with_config<__nv_bfloat16>(config, f);
+}
+
+Params make_params(const Launch& launch, const LaunchShape& shape, int key_rows) {
+  Params params{};
+  params.common = launch;
+  const MapMaker maker(launch, shape);
+  for (int i = 0; i < shape.sweeps; ++i)
+    params.query[i] = maker.rows({launch.q, launch.q_stride, launch.heads}, launch.tiling.sweeps[i].stride, 64);
+  for (int i = 0; i < launch.tiling.branch_count; ++i) {
+    const int dilation = launch.tiling.branches[i].dilation;
+    params.key[i] = maker.rows({launch.k, launch.k_stride, shape.kv_heads}, dilation, key_rows);
+    params.value[i] = maker.rows({launch.v, launch.v_stride, shape.kv_heads}, dilation, key_rows);
+  }
+  return params;
+}
 
 }  // namespace
 
 bool takes(const Problem& problem, const DeviceInfo& device) {
-  return device.compute_capability == 90 && problem.dtype != DType::fp32 && config_index(problem.head_dim, problem.causal) >= 0 &&
-         *problem.scale > 0 && can_schedule(problem);
+  return device.compute_capability == 90 && problem.dtype != DType::fp32 &&
+         config_index(problem.head_dim, problem.causal) >= 0 && *problem.scale > 0 && can_schedule(problem);
 }
 
 TileShape tile_shape(const Problem& problem) {
@@ -144,9 +141,26 @@ bool can_address(const Launch& launch, const LaunchShape& shape) {
          fits(launch.v, launch.v_stride, shape.kv_heads) && fits(launch.out, launch.out_stride, launch.heads);
 }
 
+int prepare(const Problem& problem) {
+  with_kernel(problem.dtype, problem.head_dim, problem.causal, []<int kConfig, class T>() {
+    check(cudaFuncSetAttribute(forward<kConfig, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               kSm90Configs[kConfig].shared_bytes()),
+          "raise the shared memory of the kernel `sm90`");
+  });
+  return 1;
+}
+
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  if (shape.dtype == DType::fp16) return launch_type<__half>(launch, shape, stream);
-  launch_type<__nv_bfloat16>(launch, shape, stream);
+  with_kernel(shape.dtype, launch.head_dim, launch.tiling.causal, [&]<int kConfig, class T>() {
+    constexpr Sm90Config kC = kSm90Configs[kConfig];
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, launch.tile_count));
+    config.blockDim = kC.threads();
+    config.dynamicSmemBytes = kC.shared_bytes();
+    config.stream = stream;
+    check(cudaLaunchKernelEx(&config, forward<kConfig, T>, make_params(launch, shape, kC.key_rows)),
+          "start the kernel `sm90`");
+  });
 }
 
 }  // namespace annulus::cuda::sm90

@@ -19,7 +19,7 @@ struct Strides {  // in elements; those of one head are contiguous
 // Zeroed on the stream before every launch.
 struct Control {
   unsigned long long next_tile = 0;
-  unsigned non_finite = 0;  // a result has NaN or infinity: mend_rows looks whether it should
+  unsigned non_finite = 0;  // a result has NaN or infinity: attend_rows.cu computes such rows again
   unsigned unused = 0;
 };
 
@@ -43,12 +43,12 @@ struct Launch {
   float output_scale = 1;
 
   Control* control = nullptr;
-  unsigned* sets = nullptr;           // [set]: arrivals
-  float2* state_sums = nullptr;       // [row]: (m, l), m in the kernel's own units; l = 0: nothing yet. Zeroed with control
-  float* state_values = nullptr;      // [row, head_dim]: acc
+  unsigned* sets = nullptr;       // [set]: arrivals
+  float2* state_sums = nullptr;   // [row]: (m, l), m in the kernel's own units; l = 0: nothing yet. Zeroed with control
+  float* state_values = nullptr;  // [row, head_dim]: acc
 };
 
-// All rows of the result, row by row; see mend_rows.cu.
+// All rows of the result, row by row; see attend_rows.cu.
 struct RowLaunch {
   Launch common;
   const std::int64_t* documents = nullptr;  // [document_count + 1]: non-empty documents

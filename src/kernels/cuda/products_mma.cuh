@@ -1,8 +1,8 @@
 // Matrix products of one warp by mma.sync: kTiles times 16 query rows against a block of keys in shared memory.
 //
 // Accumulators are m16n8 fragments: a lane has columns 2 (lane % 4) and the next one of rows lane / 4 and lane / 4 + 8.
-// 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed: the
-// fourth is below fp32's own rounding.
+// 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed:
+// the fourth is below fp32's own rounding.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -103,15 +103,19 @@ struct Products {
 template <int kDim, int kKeys, int kTiles>
 struct Products<float, kDim, kKeys, kTiles> {
   static constexpr int kRow = kRowElements<float, kDim>;
+  // Tensor cores cut their sums instead of rounding them, which adds up: they sum no more than so many products, the
+  // rest is added in fp32.
+  static constexpr int kChunk = 32;
+  static_assert(kDim % kChunk == 0 && kKeys <= kChunk);
 
-  // x = high + low. The tensor cores look at the upper 19 bits alone: high is rounded to them by integers, which is
-  // faster than the conversion, and low is cut to them, about 2^-22 of x.
+  // x = high + low, but for 2^-23 of it. The tensor cores look at the upper 19 bits alone: both are rounded to those by
+  // integers, which is faster than the conversion. (Cut instead of rounded, low would bias every sum.)
   struct Split {
     std::uint32_t high, low;
     Split() = default;
     __device__ explicit Split(float x) {
       high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-      low = __float_as_uint(x - __uint_as_float(high));
+      low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
     }
   };
 
@@ -130,23 +134,36 @@ struct Products<float, kDim, kKeys, kTiles> {
     multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
   }
 
+  __device__ static void add(float (&sum)[4], const float (&part)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] += part[i];
+  }
+
   __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const float* queries, const float* keys, int lane) {
     const float* query = queries + lane / 4 * kRow + lane % 4;
     const float* key = keys + lane / 4 * kRow + lane % 4;
-#pragma unroll 4
-    for (int k = 0; k < kDim; k += 8) {
-      Split b[kKeys / 8][2] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < kDim; begin += kChunk) {
+      float part[kTiles][kKeys / 8][4] = {};
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
+      for (int k = begin; k < begin + kChunk; k += 8) {
+        Split b[kKeys / 8][2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) b[n][h] = Split(key[8 * n * kRow + k + 4 * h]);
+        for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const float* from = query + 16 * t * kRow + k;
-        const Split a[4] = {Split(from[0]), Split(from[8 * kRow]), Split(from[4]), Split(from[8 * kRow + 4])};
+          for (int h = 0; h < 2; ++h) b[n][h] = Split(key[8 * n * kRow + k + 4 * h]);
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) multiply_add(s[t][n], a, b[n][0], b[n][1]);
+        for (int t = 0; t < kTiles; ++t) {
+          const float* from = query + 16 * t * kRow + k;
+          const Split a[4] = {Split(from[0]), Split(from[8 * kRow]), Split(from[4]), Split(from[8 * kRow + 4])};
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n) multiply_add(part[t][n], a, b[n][0], b[n][1]);
+        }
       }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) add(s[t][n], part[t][n]);
     }
   }
 
@@ -155,17 +172,24 @@ struct Products<float, kDim, kKeys, kTiles> {
   __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&p)[kTiles][kKeys / 8][4],
                                     const float* values, int lane) {
     const float* value = values + 2 * (lane % 4) * kRow + lane / 4;
+    Split a[kTiles][kKeys / 8][4];
 #pragma unroll
-    for (int k = 0; k < kKeys / 8; ++k) {
+    for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int k = 0; k < kKeys / 8; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[t][k][i] = Split(p[t][k][i % 2 * 2 + i / 2]);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      float part[kTiles][4] = {};
+#pragma unroll
+      for (int k = 0; k < kKeys / 8; ++k) {
         const Split b0(value[8 * k * kRow + 8 * n]), b1(value[(8 * k + 1) * kRow + 8 * n]);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          const Split a[4] = {Split(p[t][k][0]), Split(p[t][k][2]), Split(p[t][k][1]), Split(p[t][k][3])};
-          multiply_add(o[t][n], a, b0, b1);
-        }
+        for (int t = 0; t < kTiles; ++t) multiply_add(part[t], a[t][k], b0, b1);
       }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) add(o[t][n], part[t]);
     }
   }
 };

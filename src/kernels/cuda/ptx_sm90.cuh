@@ -1,5 +1,5 @@
-// One Hopper instruction a function: barriers, bulk tensor copies, bookkeeping of wgmma. Addresses of shared memory have
-// 32 bits.
+// One Hopper instruction a function: barriers, bulk tensor copies, bookkeeping of wgmma. Addresses of shared memory
+// have 32 bits.
 #pragma once
 
 #include <cuda.h>
@@ -27,11 +27,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, st
 }
 __device__ __forceinline__ bool mbarrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return done != 0;
 }
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
@@ -53,8 +52,8 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 
 // ---- Bulk tensor copies. Coordinates fastest first: (element, row, residue, head, batch)
 
-__device__ __forceinline__ void tensor_load(std::uint32_t to, const CUtensorMap* map, std::uint32_t barrier, int element,
-                                            int row, int residue, int head, int batch) {
+__device__ __forceinline__ void tensor_load(std::uint32_t to, const CUtensorMap* map, std::uint32_t barrier,
+                                            int element, int row, int residue, int head, int batch) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
       "[%2];" ::"r"(to),

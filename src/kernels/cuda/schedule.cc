@@ -10,10 +10,11 @@
 namespace annulus::cuda {
 namespace {
 
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;      // sums of two positions fit an int
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;        // sums of two positions fit an int
 constexpr std::int64_t kMaxStretchTiles = std::int64_t{1} << 31;  // indices within a stretch are unsigned
 constexpr int kMaxSearchedBranches = 8;                           // 2^7 ways to group them
 constexpr int kSlabsAtLeast = 6;                                  // so that sweeps of different slabs overlap
+constexpr std::int64_t kLastTiles = 512;  // a few rounds of all multiprocessors, whose keys still fit the cache
 
 // Work is counted in pairs (query, key) that the matrix units see. What else a tile costs, in the same currency:
 // loading and storing its queries takes about as long as so many keys do, and a row whose state passes through memory
@@ -47,6 +48,7 @@ class Maker {
     if (apart || grouping.size() == 1) {
       for (const Span& span : by_length())
         for (int sweep = 0; sweep < schedule_.sweep_count; ++sweep) add_document(span, sweep);
+      if (problem_.causal) put_longest_first();
     } else {
       add_slabs();
     }
@@ -71,8 +73,8 @@ class Maker {
       stride = std::max(stride, shape(b).dilation);
       cell = std::min(cell, shape(b).segment);
     }
-    return std::ranges::all_of(
-        group, [&](int b) { return stride % shape(b).dilation == 0 && shape(b).segment % cell == 0; });
+    return std::ranges::all_of(group,
+                               [&](int b) { return stride % shape(b).dilation == 0 && shape(b).segment % cell == 0; });
   }
 
   // Pairs that the matrix units see for each position and head, with what the tiles cost beside them.
@@ -97,8 +99,9 @@ class Maker {
       const double dilation = shape(b).dilation;
       const double keys = shape(b).segment / dilation;
       const double span = std::min(rules_.shape.query_rows * stride, cell) / dilation;
-      const double seen = problem_.causal ? (keys + span + rules_.shape.key_rows) / 2
-                                          : static_cast<double>(up(static_cast<std::int64_t>(keys), rules_.shape.key_rows));
+      const double seen = problem_.causal
+                              ? (keys + span + rules_.shape.key_rows) / 2
+                              : static_cast<double>(up(static_cast<std::int64_t>(keys), rules_.shape.key_rows));
       sum += computed * seen * residues_per_position / (every ? 1 : dilation);
     }
     const double covered = every ? 1 : 1 / least_dilation;
@@ -244,8 +247,10 @@ class Maker {
 
   void push(Stretch stretch) {
     // Indices in a stretch have 32 bits: give the batches, then the heads, stretches of their own.
-    if (stretch.tiles() >= kMaxStretchTiles && stretch.batches > 1) return split(stretch, &Stretch::batches, &Stretch::first_batch);
-    if (stretch.tiles() >= kMaxStretchTiles && stretch.heads > 1) return split(stretch, &Stretch::heads, &Stretch::first_head);
+    if (stretch.tiles() >= kMaxStretchTiles && stretch.batches > 1)
+      return split(stretch, &Stretch::batches, &Stretch::first_batch);
+    if (stretch.tiles() >= kMaxStretchTiles && stretch.heads > 1)
+      return split(stretch, &Stretch::heads, &Stretch::first_head);
     stretch.first_tile = schedule_.tile_count;
     schedule_.tile_count += stretch.tiles();
     schedule_.stretches.push_back(stretch);
@@ -257,6 +262,26 @@ class Maker {
     half.*first += half.*count;
     half.*count = stretch.*count - half.*count;
     push(half);
+  }
+
+  // Causal tiles of one group differ in length. In the last rounds long ones come before short ones, so that all
+  // multiprocessors end together. Elsewhere tiles of a group stay together, for the sake of the cache.
+  void put_longest_first() {
+    if (schedule_.stretches.empty()) return;
+    Stretch last = schedule_.stretches.back();
+    // A group of many blocks fills all multiprocessors by itself, in the right order.
+    if (last.blocks == 1 || last.blocks > kLastTiles / 8 || last.batches > 1) return;
+    schedule_.stretches.pop_back();
+    schedule_.tile_count = last.first_tile;
+    const std::int64_t of_cell = last.tiles() / last.outer_cells;
+    const int cells = static_cast<int>(std::clamp<std::int64_t>(kLastTiles / of_cell, 1, last.outer_cells));
+    Stretch before = last;
+    before.outer_cells -= cells;
+    if (before.outer_cells > 0) push(before);
+    last.outer_cells = cells;
+    last.first_cell += before.outer_cells * last.inner_cells;
+    last.longest_first = true;
+    push(last);
   }
 
   Stretch whole_document(const Span& span, int sweep) const {
@@ -305,7 +330,8 @@ class Maker {
         unit = std::lcm(unit, std::int64_t{schedule_.tiling.sweeps[i].cell});
       unit = std::min(unit, length);
       const std::int64_t heads = std::clamp<std::int64_t>(aim / length, 1, problem_.heads);
-      const std::int64_t positions = heads > 1 ? length : std::min(length, std::max<std::int64_t>(aim / unit, 1) * unit);
+      const std::int64_t positions =
+          heads > 1 ? length : std::min(length, std::max<std::int64_t>(aim / unit, 1) * unit);
       for (int batch = 0; batch < problem_.batch; ++batch)
         for (std::int64_t head = 0; head < problem_.heads; head += heads)
           for (std::int64_t begin = 0; begin < length; begin += positions)
@@ -316,8 +342,8 @@ class Maker {
     return slabs;
   }
 
-  // Step t has slab t in sweep 0, slab t - 1 in sweep 1, and so on. One slot more than sweeps, so that a slab's slot has
-  // been free for a whole step when the next slab takes it.
+  // Step t has slab t in sweep 0, slab t - 1 in sweep 1, and so on. One slot more than sweeps, so that a slab's slot
+  // has been free for a whole step when the next slab takes it.
   void add_slabs() {
     const int sweeps = schedule_.sweep_count;
     std::int64_t slots = sweeps + 1;
@@ -351,7 +377,8 @@ class Maker {
         if (stretch.wait_set != kNoSet) stretch.wait_count = arrivals[static_cast<std::size_t>(stretch.wait_set)];
         const std::int64_t before = schedule_.tile_count;
         add_cells(stretch, slab.begin, slab.end);
-        arrivals[static_cast<std::size_t>(stretch.signal_set)] = to_int((schedule_.tile_count - before) * rules_.arrivals);
+        arrivals[static_cast<std::size_t>(stretch.signal_set)] =
+            to_int((schedule_.tile_count - before) * rules_.arrivals);
       }
   }
 

@@ -1,10 +1,10 @@
 // Tiles on a GPU: which queries of which head, against which keys. Plain data and arithmetic for host and device.
 //
 // A sweep is a set of branches whose keys go through one running softmax. Its cells are the segments of its shortest
-// branch, into which the segments of its other branches fall apart; its stride is its largest dilation, which all others
-// divide. So the queries first, first + stride, ... of one cell lie in one segment and in one class of every branch of
-// the sweep (eq. 1 and 2): such queries make a tile, and no row of a tile ever needs keys that another row must not see,
-// but for the causal edge.
+// branch, into which the segments of its other branches fall apart; its stride is its largest dilation, which all
+// others divide. So the queries first, first + stride, ... of one cell lie in one segment and in one class of every
+// branch of the sweep (eq. 1 and 2): such queries make a tile, and no row of a tile ever needs keys that another row
+// must not see, but for the causal edge.
 //
 // A stretch is a run of tiles that are found by division: cells of equal length, in some heads and batches.
 #pragma once
@@ -62,6 +62,7 @@ struct Stretch {
   int batches = 0;
   int first_head = 0;
   int first_batch = 0;
+  bool longest_first = false;  // blocks slowest instead of fastest: for the end of a launch, when it is causal
   // Sets of tiles order the sweeps: these wait until `wait_count` arrivals were signalled by another set.
   int wait_set = kNoSet;
   int wait_count = 0;
@@ -109,10 +110,10 @@ struct Tile {
   int rows = 0;      // queries; may be 0 where there is only something to clear
   int position = 0;  // of the first query; the next ones follow at the stride
   int total_blocks = 0;
-  int branch_count = 0;  // that cover the tile
-  int zero_keys = 0;     // keys with logit 0 and value 0 (pad_like_torchscale)
-  int clear_begin = 0;   // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
-  int cell_end = 0;      // as far as that lies before cell_end
+  int branch_count = 0;   // that cover the tile
+  int zero_keys = 0;      // keys with logit 0 and value 0 (pad_like_torchscale)
+  int clear_begin = 0;    // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
+  int cell_end = 0;       // as far as that lies before cell_end
   int wait_set = kNoSet;  // as in Stretch
   int wait_count = 0;
   int signal_set = kNoSet;
@@ -139,8 +140,8 @@ ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch
   result.first = (at - begin - own) / shape.dilation;
   result.step = tile.stride / shape.dilation;
   result.key_begin = stretch.document_begin + begin + own;
-  const int last = tiling.causal ? at_most(result.keys - 1, result.first + result.step * (tile.rows - 1))
-                                 : result.keys - 1;
+  const int last =
+      tiling.causal ? at_most(result.keys - 1, result.first + result.step * (tile.rows - 1)) : result.keys - 1;
   result.blocks = last / tiling.shape.key_rows + 1;
   if (length < shape.padded_segment) {
     const int filled = 1 + (at_most(shape.padded_segment, stretch.document_length) - 1) / shape.dilation;
@@ -157,8 +158,7 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
     index /= static_cast<unsigned>(count);
     return static_cast<int>(rest);
   };
-  int block = take(stretch.blocks);
-  if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
+  int block = stretch.longest_first ? 0 : take(stretch.blocks);
   const int residue = take(stretch.residues);
   const int inner = take(stretch.inner_cells);
   tile.sweep = stretch.sweep;
@@ -171,7 +171,9 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   tile.signal_set = stretch.signal_set;
   tile.head = stretch.first_head + take(stretch.heads);
   const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
-  tile.batch = stretch.first_batch + static_cast<int>(index);
+  tile.batch = stretch.first_batch + take(stretch.batches);
+  if (stretch.longest_first) block = static_cast<int>(index);
+  if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
 
   const int cell_begin = cell * sweep.cell;
   const int cell_length = at_most(sweep.cell, stretch.document_length - cell_begin);

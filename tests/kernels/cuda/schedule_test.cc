@@ -45,7 +45,8 @@ Walk walk(const Problem& problem, const Schedule& schedule, int arrivals_per_til
   for (std::int64_t index = 0; index < schedule.tile_count; ++index) {
     at = find_stretch(schedule.stretches.data(), static_cast<int>(schedule.stretches.size()), index, at);
     const Stretch& stretch = schedule.stretches[static_cast<std::size_t>(at)];
-    if (index < stretch.first_tile || index >= stretch.first_tile + stretch.tiles()) note(result.fault, "wrong stretch");
+    if (index < stretch.first_tile || index >= stretch.first_tile + stretch.tiles())
+      note(result.fault, "wrong stretch");
     if (stretch.wait_set != kNoSet && arrivals[static_cast<std::size_t>(stretch.wait_set)] != stretch.wait_count)
       note(result.fault, "a tile waits for what comes after it");
     Tile tile;
@@ -61,8 +62,10 @@ Walk walk(const Problem& problem, const Schedule& schedule, int arrivals_per_til
         const int visible = problem.causal ? std::min(part.keys, part.first + part.step * i + 1) : part.keys;
         if (visible > part.blocks * tiling.shape.key_rows) note(result.fault, "keys left out");
         if (part.key_begin + dilation * (part.first + part.step * i) != position) note(result.fault, "diagonal");
-        if (!row.keys.emplace(schedule.branch_order[static_cast<std::size_t>(part.branch)],
-                              std::tuple(part.key_begin, dilation, visible)).second)
+        if (!row.keys
+                 .emplace(schedule.branch_order[static_cast<std::size_t>(part.branch)],
+                          std::tuple(part.key_begin, dilation, visible))
+                 .second)
           note(result.fault, "a branch twice");
       }
       row.zero_keys += tile.zero_keys;
