@@ -21,9 +21,9 @@ ANNULUS_HOST_DEVICE constexpr int query_rows(int padded_dim) { return kWarps * 1
 ANNULUS_HOST_DEVICE constexpr int shared_bytes(int element_bytes, int padded_dim, int keys) {
   return (query_rows(padded_dim) + 4 * keys) * (element_bytes * padded_dim + 16);
 }
-// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB). fp32 sums 32 products at most.
+// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB), and as registers hold.
 ANNULUS_HOST_DEVICE constexpr int key_rows(int element_bytes, int padded_dim) {
-  int keys = element_bytes == 4 ? 32 : 64;
+  int keys = element_bytes == 4 && padded_dim > 64 ? 32 : 64;
   while (keys > 16 && shared_bytes(element_bytes, padded_dim, keys) > 113 * 1024) keys /= 2;
   return keys;
 }

@@ -39,14 +39,12 @@ struct Products {
   }
   __device__ static void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     if constexpr (std::is_same_v<T, __half>)
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
           "{%0, %1, %2, %3};"
           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
           "{%0, %1, %2, %3};"
           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -105,8 +103,8 @@ struct Products<float, kDim, kKeys, kTiles> {
   static constexpr int kRow = kRowElements<float, kDim>;
   // Tensor cores cut their sums instead of rounding them, which adds up: they sum no more than so many products, the
   // rest is added in fp32.
-  static constexpr int kChunk = 32;
-  static_assert(kDim % kChunk == 0 && kKeys <= kChunk);
+  static constexpr int kChunk = kDim % 64 == 0 ? 64 : 32;
+  static_assert(kDim % kChunk == 0 && kKeys <= 64);
 
   // x = high + low, but for 2^-23 of it. The tensor cores look at the upper 19 bits alone: both are rounded to those by
   // integers, which is faster than the conversion. (Cut instead of rounded, low would bias every sum.)
@@ -121,17 +119,31 @@ struct Products<float, kDim, kKeys, kTiles> {
 
   __device__ static void multiply_add(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                                       std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
-  __device__ static void multiply_add(float (&d)[4], const Split (&a)[4], const Split& b0, const Split& b1) {
-    // Small terms first.
-    multiply_add(d, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
-    multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
-    multiply_add(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+  // One of the three products, small ones first: low * high, high * low, high * high.
+  template <int kTerm>
+  __device__ static void multiply_add(float (&d)[4], const Split (&a)[4], const Split (&b)[2]) {
+    constexpr bool kLowA = kTerm == 0, kLowB = kTerm == 1;
+    multiply_add(d, kLowA ? a[0].low : a[0].high, kLowA ? a[1].low : a[1].high, kLowA ? a[2].low : a[2].high,
+                 kLowA ? a[3].low : a[3].high, kLowB ? b[0].low : b[0].high, kLowB ? b[1].low : b[1].high);
+  }
+  // All of them for kColumns columns of accumulators: neighbours in the order of issue do not depend on each other.
+  template <int kColumns>
+  __device__ static void multiply_add(float (&d)[kTiles][kColumns][4], const Split (&a)[kTiles][4],
+                                      const Split (&b)[kColumns][2]) {
+    const auto add_term = [&]<int kTerm>() {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) multiply_add<kTerm>(d[t][n], a[t], b[n]);
+    };
+    add_term.template operator()<0>();
+    add_term.template operator()<1>();
+    add_term.template operator()<2>();
   }
 
   __device__ static void add(float (&sum)[4], const float (&part)[4]) {
@@ -147,18 +159,16 @@ struct Products<float, kDim, kKeys, kTiles> {
       float part[kTiles][kKeys / 8][4] = {};
 #pragma unroll
       for (int k = begin; k < begin + kChunk; k += 8) {
-        Split b[kKeys / 8][2];
+        Split a[kTiles][4], b[kKeys / 8][2];
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int h = 0; h < 2; ++h) b[n][h] = Split(key[8 * n * kRow + k + 4 * h]);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          const float* from = query + 16 * t * kRow + k;
-          const Split a[4] = {Split(from[0]), Split(from[8 * kRow]), Split(from[4]), Split(from[8 * kRow + 4])};
+        for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-          for (int n = 0; n < kKeys / 8; ++n) multiply_add(part[t][n], a, b[n][0], b[n][1]);
-        }
+          for (int i = 0; i < 4; ++i) a[t][i] = Split(query[(16 * t + i % 2 * 8) * kRow + k + i / 2 * 4]);
+        multiply_add(part, a, b);
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
@@ -172,24 +182,33 @@ struct Products<float, kDim, kKeys, kTiles> {
   __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&p)[kTiles][kKeys / 8][4],
                                     const float* values, int lane) {
     const float* value = values + 2 * (lane % 4) * kRow + lane / 4;
-    Split a[kTiles][kKeys / 8][4];
+    constexpr int kColumns = 4, kPart = kKeys < 32 ? kKeys : 32;  // what registers hold, split
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t)
+    for (int first = 0; first < kKeys / 8; first += kPart / 8) {
+      Split a[kPart / 8][kTiles][4];
 #pragma unroll
-      for (int k = 0; k < kKeys / 8; ++k)
+      for (int k = 0; k < kPart / 8; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[t][k][i] = Split(p[t][k][i % 2 * 2 + i / 2]);
+        for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      float part[kTiles][4] = {};
+          for (int i = 0; i < 4; ++i) a[k][t][i] = Split(p[t][first + k][i % 2 * 2 + i / 2]);
 #pragma unroll
-      for (int k = 0; k < kKeys / 8; ++k) {
-        const Split b0(value[8 * k * kRow + 8 * n]), b1(value[(8 * k + 1) * kRow + 8 * n]);
+      for (int n = 0; n < kDim / 8; n += kColumns) {
+        float part[kTiles][kColumns][4] = {};
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) multiply_add(part[t], a[t][k], b0, b1);
+        for (int k = 0; k < kPart / 8; ++k) {
+          Split b[kColumns][2];
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) b[c][h] = Split(value[(8 * (first + k) + h) * kRow + 8 * (n + c)]);
+          multiply_add(part, a[k], b);
+        }
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) add(o[t][n + c], part[t][c]);
       }
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) add(o[t][n], part[t]);
     }
   }
 };

@@ -306,8 +306,9 @@ class Maker {
     add_cells(stretch, 0, span.end - span.begin);
   }
 
-  // A slab: rows whose state is in memory at the same time. Positions [begin, end) of a document, in some heads.
-  struct Slab {
+  // A slab: rows whose state is in memory at the same time, as pieces: positions [begin, end) of a document, in some
+  // heads. Short documents share a slab.
+  struct Piece {
     Span span;
     int batch = 0;
     int first_head = 0;
@@ -316,6 +317,10 @@ class Maker {
     std::int64_t end = 0;
     std::int64_t rows() const { return (end - begin) * heads; }
   };
+  struct Slab {
+    std::vector<Piece> pieces;
+    std::int64_t rows = 0;
+  };
 
   std::vector<Slab> cut_slabs(std::int64_t slots) const {
     const std::int64_t row_bytes = (problem_.head_dim + 2) * 4;
@@ -323,6 +328,11 @@ class Maker {
     const std::int64_t aim =
         std::max<std::int64_t>(1, std::min(rules_.state_bytes / slots / row_bytes, all / kSlabsAtLeast));
     std::vector<Slab> slabs;
+    const auto add = [&](const Piece& piece) {
+      if (slabs.empty() || slabs.back().rows + piece.rows() > aim) slabs.emplace_back();
+      slabs.back().pieces.push_back(piece);
+      slabs.back().rows += piece.rows();
+    };
     for (const Span& span : by_length()) {
       const std::int64_t length = span.end - span.begin;
       std::int64_t unit = 1;  // a cell of no sweep reaches across its end
@@ -335,9 +345,8 @@ class Maker {
       for (int batch = 0; batch < problem_.batch; ++batch)
         for (std::int64_t head = 0; head < problem_.heads; head += heads)
           for (std::int64_t begin = 0; begin < length; begin += positions)
-            slabs.push_back({span, batch, static_cast<int>(head),
-                             static_cast<int>(std::min(heads, problem_.heads - head)), begin,
-                             std::min(begin + positions, length)});
+            add({span, batch, static_cast<int>(head), static_cast<int>(std::min(heads, problem_.heads - head)), begin,
+                 std::min(begin + positions, length)});
     }
     return slabs;
   }
@@ -351,7 +360,7 @@ class Maker {
     const auto count = static_cast<std::int64_t>(slabs.size());
     slots = std::min(slots, count);
     std::int64_t slot_rows = 0;
-    for (const Slab& slab : slabs) slot_rows = std::max(slot_rows, slab.rows());
+    for (const Slab& slab : slabs) slot_rows = std::max(slot_rows, slab.rows);
     schedule_.state_rows = slots * slot_rows;
     schedule_.set_count = to_int(count * sweeps);
     std::vector<int> arrivals(static_cast<std::size_t>(schedule_.set_count), 0);
@@ -360,26 +369,38 @@ class Maker {
       for (int sweep = 0; sweep < sweeps; ++sweep) {
         const std::int64_t s = step - sweep;
         if (s < 0 || s >= count) continue;
-        const Slab& slab = slabs[static_cast<std::size_t>(s)];
-        Stretch stretch = whole_document(slab.span, sweep);
-        stretch.first_head = slab.first_head;
-        stretch.heads = slab.heads;
-        stretch.first_batch = slab.batch;
-        stretch.batches = 1;
-        stretch.state_position = stretch.document_begin + static_cast<int>(slab.begin);
-        stretch.state_span = static_cast<int>(slab.end - slab.begin);
-        stretch.state_row = s % slots * slot_rows;
+        Stretch stretch;
         stretch.signal_set = set_of(s, sweep);
         if (sweep > 0)
           stretch.wait_set = set_of(s, sweep - 1);
         else if (s >= slots)
           stretch.wait_set = set_of(s - slots, sweeps - 1);
         if (stretch.wait_set != kNoSet) stretch.wait_count = arrivals[static_cast<std::size_t>(stretch.wait_set)];
+        stretch.state_row = s % slots * slot_rows;
         const std::int64_t before = schedule_.tile_count;
-        add_cells(stretch, slab.begin, slab.end);
+        for (const Piece& piece : slabs[static_cast<std::size_t>(s)].pieces) {
+          add_piece(piece, sweep, stretch);
+          stretch.state_row += piece.rows();
+        }
         arrivals[static_cast<std::size_t>(stretch.signal_set)] =
             to_int((schedule_.tile_count - before) * rules_.arrivals);
       }
+  }
+
+  // `sets` has the stretch's sets and its first row of state.
+  void add_piece(const Piece& piece, int sweep, const Stretch& sets) {
+    Stretch stretch = whole_document(piece.span, sweep);
+    stretch.first_head = piece.first_head;
+    stretch.heads = piece.heads;
+    stretch.first_batch = piece.batch;
+    stretch.batches = 1;
+    stretch.wait_set = sets.wait_set;
+    stretch.wait_count = sets.wait_count;
+    stretch.signal_set = sets.signal_set;
+    stretch.state_row = sets.state_row;
+    stretch.state_position = stretch.document_begin + static_cast<int>(piece.begin);
+    stretch.state_span = static_cast<int>(piece.end - piece.begin);
+    add_cells(stretch, piece.begin, piece.end);
   }
 
   const BranchShape& shape(int branch) const { return shapes_[static_cast<std::size_t>(branch)]; }

@@ -25,12 +25,12 @@ using support::Yardstick;
 
 class CudaForward : public support::OnDevice {};
 
-struct Pattern2 {
+struct Branches {
   std::vector<std::int64_t> segments, dilations;
 };
 
 Problem make_problem(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType dtype, bool causal,
-                     const Pattern2& pattern, Phase phase = Phase::by_head) {
+                     const Branches& pattern, Phase phase = Phase::by_head) {
   Problem problem;
   problem.tokens = tokens;
   problem.heads = heads;
@@ -101,12 +101,12 @@ TEST_F(CudaForward, EveryHeadSize) {
 }
 
 TEST_F(CudaForward, NestedAndCrookedPatterns) {
-  const Pattern2 patterns[] = {{{512}, {4}},           {{512, 1024}, {1, 2}}, {{256, 512, 1024}, {1, 2, 4}},
+  const Branches patterns[] = {{{512}, {4}},           {{512, 1024}, {1, 2}}, {{256, 512, 1024}, {1, 2, 4}},
                                {{300, 700}, {2, 3}},   {{333}, {5}},          {{1000, 77, 512}, {3, 1, 8}},
                                {{2000}, {1}},          {{64, 1024}, {4, 16}}, {{128, 256, 512, 1024}, {8, 4, 2, 1}},
                                {{640, 1280}, {16, 16}}};
   int number = 0;
-  for (const Pattern2& pattern : patterns)
+  for (const Branches& pattern : patterns)
     for (const bool causal : {false, true})
       for (const std::int64_t head_dim : {64, 128})
         for (const Phase phase : {Phase::by_head, Phase::by_head_block, Phase::every}) {
@@ -116,7 +116,7 @@ TEST_F(CudaForward, NestedAndCrookedPatterns) {
 }
 
 TEST_F(CudaForward, SweepsGiveTheSameAsOne) {
-  const Pattern2 pattern{{128, 256, 512}, {1, 2, 4}};
+  const Branches pattern{{128, 256, 512}, {1, 2, 4}};
   const std::vector<std::vector<std::vector<int>>> ways = {
       {{0, 1, 2}}, {{2}, {1}, {0}}, {{2, 1}, {0}}, {{2}, {1, 0}}, {{0}, {1}, {2}}};
   for (const auto& sweeps : ways)
