@@ -32,12 +32,14 @@ FOREIGN = {
     "x86intrin.h": [],
     "arm_neon.h": [],
     "mpi.h": ["src/transport/"],
+    "cuda": ["src/kernels/cuda/"],
+    "nvtx3/": ["src/kernels/cuda/"],
     "CLI/": ["src/cli/"],
     "nlohmann/": ["src/cli/"],
 }
 
 # Everything else in <angle brackets> is the C++ or C standard library, or POSIX.
-POSIX = re.compile(r"(sys/\w+|fcntl|unistd|pthread|sched|dirent|poll|cpuid)\.h")
+POSIX = re.compile(r"(sys/\w+|fcntl|unistd|pthread|sched|dirent|poll|cpuid|dlfcn)\.h")
 STANDARD = re.compile(r"[a-z_0-9]+")
 C_STANDARD = {"stddef.h", "stdint.h"}  # in the C ABI's header
 
@@ -104,6 +106,7 @@ class Layers(unittest.TestCase):
             ("src/reference/reference.cc", '#include "plan/rows.h"'),
             ("src/kernels/cpu/forward.cc", '#include "plan/names.h"'),
             ("src/kernels/cpu/forward.cc", "#include <immintrin.h>"),
+            ("src/cli/cuda.cc", "#include <cuda_runtime.h>"),
             ("src/transport/threads.cc", '#include "kernels/thread_pool.h"'),
             ("src/api/attention.cc", '#include "cli/options.h"'),
             ("src/io/npy.cc", "#  include <nlohmann/json.hpp>"),

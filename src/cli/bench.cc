@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/measurement.h"
 #include "cli/progress.h"
 #include "cli/rank_report.h"
@@ -243,6 +244,10 @@ int bench_rank(const BenchJob& job, Rank& rank) {
 
 int bench(const BenchOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
+  if (options.machine.device == "cuda") {
+    const Schedule schedule = schedule_of(options);
+    return bench_on_cuda(options, launch, {schedule.repeats, schedule.warmup, schedule.min_seconds});
+  }
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
   const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};
   const GroupOptions group = make_group_options(

@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/environment.h"
 #include "cli/report.h"
 #include "kernels/cpu/tiles.h"
@@ -32,7 +33,9 @@ Json info_json(const std::string& chosen, const Launcher& launcher) {
                  {"head_dim", {{"least", 1}, {"most", cpu::kMaxHeadDim}}},
                  {"devices", {"cpu"}},
                  {"transports", transports()},
+                 {"gpu", cuda_json()},
                  {"caches", caches_json()}};
+  if (!object["gpu"].is_null()) object["devices"].push_back("cuda");
   object["available_memory_bytes"] = available_memory_bytes() ? Json(*available_memory_bytes()) : Json(nullptr);
   return object;
 }
@@ -53,7 +56,8 @@ void print_info(std::ostream& out, const std::string& chosen, const Launcher& la
   for (const Cache& cache : caches())
     out << " L" << cache.level << " " << cache.type << " " << format_bytes(cache.bytes) << ";";
   out << "\nmemory            "
-      << (available_memory_bytes() ? format_bytes(*available_memory_bytes()) + " available" : "unknown") << "\n";
+      << (available_memory_bytes() ? format_bytes(*available_memory_bytes()) + " available" : "unknown") << "\n"
+      << cuda_text();
 }
 
 }  // namespace

@@ -105,7 +105,10 @@ void add_report_options(CLI::App& command, ReportOptions& options) {
 namespace {
 
 void add_machine_options(CLI::App& command, MachineOptions& options) {
-  command.add_option("--device", options.device, "cpu")->type_name("NAME")->group("Machine");
+  command.add_option("--device", options.device, "cpu or cuda (default cpu)")->type_name("NAME")->group("Machine");
+  command.add_option("--kernel", options.kernel, "With --device cuda: one that `annulus info` lists (default auto)")
+      ->type_name("NAME")
+      ->group("Machine");
   add_text(command, "--threads", options.threads, "Threads of each rank (default: the usable cores, shared out)")
       ->type_name("N")
       ->group("Machine");

@@ -36,6 +36,7 @@ struct ProblemOptions {
 struct MachineOptions {
   std::string device = "cpu";
   std::string instruction_set = "auto";
+  std::string kernel = "auto";  // on a GPU
   Text threads;
 };
 

@@ -4,6 +4,7 @@
 
 #include "cli/checksum.h"
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/files.h"
 #include "cli/picture.h"
 #include "cli/progress.h"
@@ -143,6 +144,7 @@ int run_rank(RunJob& job, Rank& rank) {
 
 int run(const RunOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
+  if (options.machine.device == "cuda") return run_on_cuda(options, launch, options.files);
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
   (void)make_machine(options.machine);
   const Pass pass = options.problem.backward ? Pass::backward : Pass::forward;

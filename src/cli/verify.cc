@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/grid.h"
 #include "cli/progress.h"
 #include "cli/rank_report.h"
@@ -132,8 +133,31 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
   return code_of_all(rank, passed);
 }
 
+int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
+  check_cuda_options(options, launch);
+  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const std::unique_ptr<cuda::Backend> backend = load_cuda();
+  check_reports(report_paths(options));
+  std::vector<VerifyCheck> checks;
+  {
+    Progress progress(options.report.quiet, kCudaVerifySteps);
+    checks = verify_on_cuda(*backend, problem, options.machine.kernel, make_seed(options.problem),
+                            [&](const std::string& what) { progress.step(what); });
+  }
+  const bool passed = all_passed(checks);
+  std::ostream& out = text_output(options.report);
+  out << describe_on_cuda(*backend, problem, options.machine.kernel) << checks_text(checks);
+  out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
+  write_report(options.report, {{"problem", problem_json(options, problem, 1)},
+                                {"environment", cuda_environment(*backend, options.machine.kernel)},
+                                {"passed", passed},
+                                {"checks", checks_json(checks)}});
+  return passed ? kRight : kWrongResult;
+}
+
 int verify_one(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
+  if (options.machine.device == "cuda") return verify_one_on_cuda(options, launch);
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
@@ -209,6 +233,7 @@ void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t
 
 int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
+  const std::unique_ptr<cuda::Backend> gpu = options.machine.device == "cuda" ? load_cuda() : nullptr;
   WorstChecks worst;
   std::vector<WrongProblem> failures;
   int threads = rank.default_threads();
@@ -221,9 +246,15 @@ int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vec
       full.insert(full.end(), {"--seed", std::to_string(make_seed(options.problem))});
       progress.step(command_line(full).substr(15));
       const Problem problem = grid_problem(words);
-      const VerifySettings settings = settings_of(options, problem, launch.ranks);
-      threads = threads_of(settings, rank);
-      const std::vector<VerifyCheck> checks = verify(problem, settings, rank, [](const std::string&) {});
+      const auto silent = [](const std::string&) {};
+      std::vector<VerifyCheck> checks;
+      if (gpu) {
+        checks = verify_on_cuda(*gpu, problem, options.machine.kernel, make_seed(options.problem), silent);
+      } else {
+        const VerifySettings settings = settings_of(options, problem, launch.ranks);
+        threads = threads_of(settings, rank);
+        checks = verify(problem, settings, rank, silent);
+      }
       worst.add(checks);
       if (all_passed(checks)) continue;
       failures.push_back({command_line(full), {}});
@@ -242,7 +273,10 @@ int verify_grid(const VerifyOptions& options) {
   check_grid_options(options);
   const Launch launch = make_launch(options.ranks, process_environment);
   const GroupOptions group = make_group_options(options.ranks, 64);
-  (void)settings_of(options, grid_problem({}), launch.ranks);
+  if (options.machine.device == "cuda")
+    check_cuda_options(options, launch);
+  else
+    (void)settings_of(options, grid_problem({}), launch.ranks);
   std::optional<std::int64_t> samples;
   if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
   const std::vector<Words> cases = grid_cases(samples, make_seed(options.problem));

@@ -86,6 +86,11 @@ void Workload::copy(const std::string& name, std::span<const std::byte> whole) {
   });
 }
 
+void Workload::hold_results(Pass pass) {
+  for (const std::string& name : result_names(pass))
+    if (!has(name)) allocate(name);
+}
+
 double Workload::forward(const RankAttention& attention) {
   prepare(attention, Pass::forward);
   ForwardArgs args;

@@ -55,6 +55,10 @@ class Workload {
   // This rank's rows of a whole tensor, whose bytes need not be aligned.
   void copy(const std::string& name, std::span<const std::byte> whole);
 
+  // Memory for the results of a pass that something else than an Attention computes, and the way into it.
+  void hold_results(Pass pass);
+  std::byte* result(const std::string& name) { return tensors_.at(name).own.data(); }
+
   // Wall-clock seconds of the call alone. Results stay; the workspace does until a pass needs another.
   double forward(const RankAttention& attention);
   double backward(const RankAttention& attention);

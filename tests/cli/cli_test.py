@@ -343,6 +343,7 @@ class Info(CliTest):
                 "head_dim",
                 "devices",
                 "transports",
+                "gpu",
                 "caches",
                 "available_memory_bytes",
             },

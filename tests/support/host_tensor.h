@@ -109,9 +109,12 @@ class HostTensor {
 
   std::size_t count() const { return index(shape_[0] * shape_[1] * shape_[2] * shape_[3]); }
 
+  // Guards and all, to be copied to a device and back. The first element lies kGuardBytes behind the start.
+  std::vector<std::byte>& storage() { return bytes_; }
+  static constexpr std::size_t kGuardBytes = 68;  // no multiple of any vector
+
  private:
   static constexpr std::byte kGuard{0xa7};
-  static constexpr std::size_t kGuardBytes = 68;  // no multiple of any vector
 
   static std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 

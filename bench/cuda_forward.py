@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""Forward on one GPU: Annulus against PyTorch's cuDNN attention, alternating in one run.
+
+    python3 bench/cuda_forward.py --library build/release/src/kernels/cuda/libannulus_cuda.so --json FILE
+    python3 bench/cuda_forward.py ... dense patterns        only these parts
+
+Parts:
+  dense     one branch, groups of w / r rows at several dilations, against cuDNN on dense sequences of w / r tokens;
+            every class takes part. Once more with one class a head: most rows of the result are then 0, and written
+  patterns  several branches at 512K tokens, against the same pattern composed of PyTorch views, cuDNN and a merge
+  general   sizes that do not divide, other phases, documents, shared key/value heads: per FLOP against the dividing case
+  length    time per token from 64K tokens on
+  fp32      against PyTorch's memory-efficient kernel in fp32
+
+Random inputs. Every contender runs back to back for --busy-ms, long enough for the card's power limit to act, in turns,
+--rounds times; the figure is the median over rounds of the median launch. Without torch or a GPU the script says so and
+ends with exit code 0.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import pathlib
+import sys
+
+HEADS = 16
+TWO = ([2048, 4096], [1, 2])
+FIVE = ([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16])
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("dtype", ctypes.c_char_p),
+        ("phase", ctypes.c_char_p),
+        ("causal", ctypes.c_int),
+        ("scale", ctypes.c_double),
+        ("branch_count", ctypes.c_size_t),
+        ("segments", ctypes.POINTER(ctypes.c_int64)),
+        ("dilations", ctypes.POINTER(ctypes.c_int64)),
+        ("document_count", ctypes.c_size_t),
+        ("documents", ctypes.POINTER(ctypes.c_int64)),
+        ("kernel", ctypes.c_char_p),
+    ]
+
+
+def load_library(path):
+    library = ctypes.CDLL(path)
+    library.annulus_cuda_forward_workspace.restype = ctypes.c_size_t
+    library.annulus_cuda_forward_workspace.argtypes = [ctypes.c_void_p]
+    library.annulus_cuda_forward_explain.restype = ctypes.c_char_p
+    library.annulus_cuda_forward_explain.argtypes = [ctypes.c_void_p]
+    library.annulus_cuda_forward_flop.restype = ctypes.c_double
+    library.annulus_cuda_forward_flop.argtypes = [ctypes.c_void_p]
+    library.annulus_cuda_forward_run.argtypes = [ctypes.c_void_p] * 8
+    library.annulus_cuda_forward_destroy.argtypes = [ctypes.c_void_p]
+    library.annulus_cuda_device.restype = ctypes.c_char_p
+    library.annulus_cuda_error.restype = ctypes.c_char_p
+    return library
+
+
+class Forward:
+    """One planned problem with its tensors."""
+
+    def __init__(self, library, torch, tokens, head_dim, segments, dilations, *, causal=False, phase="by_head",
+                 kv_heads=0, heads=HEADS, dtype="bf16", documents=(), kernel="auto", tensors=None):
+        def array(values):
+            return (ctypes.c_int64 * max(1, len(values)))(*values)
+
+        self.library, self.torch = library, torch
+        kv_heads = kv_heads or heads
+        problem = Problem(1, tokens, heads, kv_heads, head_dim, dtype.encode(), phase.encode(), int(causal), 0.0,
+                          len(segments), array(segments), array(dilations), len(documents), array(documents),
+                          kernel.encode())
+        self.handle = ctypes.c_void_p()
+        self.check(library.annulus_cuda_forward_create(ctypes.byref(problem), ctypes.byref(self.handle)))
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+        self.q, self.k, self.v = tensors or [
+            torch.randn(1, tokens, h, head_dim, device="cuda", dtype=kind) for h in (heads, kv_heads, kv_heads)]
+        self.out = torch.full_like(self.q, math.nan)
+        self.lse = torch.full((1, heads, tokens), math.nan, device="cuda")
+        self.workspace_bytes = library.annulus_cuda_forward_workspace(self.handle)
+        self.workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cuda")
+        self.flop = library.annulus_cuda_forward_flop(self.handle)
+        self.explanation = library.annulus_cuda_forward_explain(self.handle).decode()
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.library.annulus_cuda_error().decode())
+
+    def __call__(self):
+        stream = self.torch.cuda.current_stream().cuda_stream
+        self.check(self.library.annulus_cuda_forward_run(
+            self.handle, self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), self.out.data_ptr(),
+            self.lse.data_ptr(), self.workspace.data_ptr(), stream))
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            self.library.annulus_cuda_forward_destroy(self.handle)
+
+
+class Bench:
+    def __init__(self, torch, library, arguments):
+        self.torch, self.library, self.arguments = torch, library, arguments
+        self.results = []
+
+    def time_ms(self, call):
+        """Median launch of a busy stretch."""
+        torch = self.torch
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        call()
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        count = max(8, int(self.arguments.busy_ms / max(begin.elapsed_time(end), 1e-3)))
+        events = [torch.cuda.Event(True) for _ in range(count + 1)]
+        for event in events[:-1]:
+            event.record()
+            call()
+        events[-1].record()
+        torch.cuda.synchronize()
+        times = sorted(events[i].elapsed_time(events[i + 1]) for i in range(count))
+        return times[count // 2]
+
+    def compare(self, name, contenders, flop, **more):
+        """Rounds of all contenders in turn; the first one is ours. `flop` of all of them, or of each."""
+        flops = dict(zip(contenders, flop if isinstance(flop, tuple) else [flop] * len(contenders)))
+        times = {key: [] for key in contenders}
+        for _ in range(self.arguments.rounds):
+            for key, call in contenders.items():
+                times[key].append(self.time_ms(call))
+        median = {key: sorted(values)[len(values) // 2] for key, values in times.items()}
+        row = {"name": name, "ms": median, "tflop_per_s": {k: flops[k] / v / 1e9 for k, v in median.items()}, **more}
+        ours = next(iter(contenders))
+        text = " | ".join(f"{k} {median[k]:.3f} ms {row['tflop_per_s'][k]:.0f}" for k in contenders)
+        for key in list(contenders)[1:]:
+            row.setdefault("speedup", {})[key] = row["tflop_per_s"][ours] / row["tflop_per_s"][key]
+            text += f" | x{row['speedup'][key]:.3f}"
+        print(f"{name}: {text}", flush=True)
+        self.results.append(row)
+        return median
+
+    def forward(self, *args, **kwargs):
+        return Forward(self.library, self.torch, *args, **kwargs)
+
+    # ---- Parts
+
+    def dense(self):
+        torch = self.torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        for head_dim in (128, 64):
+            for rows in (2048, 16384):
+                for causal in (False, True):
+                    q, k, v = [torch.randn(16384 // rows, HEADS, rows, head_dim, device="cuda", dtype=torch.bfloat16)
+                               for _ in range(3)]
+
+                    def peer():
+                        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                    for dilation, phase in ((1, "every"), (2, "every"), (4, "every"), (16, "every"), (4, "by_head"),
+                                            (16, "by_head")):
+                        ours = self.forward(16384 * dilation, head_dim, [rows * dilation], [dilation], causal=causal,
+                                            phase=phase)
+                        name = f"dense d{head_dim} m{rows} r{dilation}{' causal' if causal else ''}"
+                        with torch.no_grad():
+                            if dilation == 1:
+                                self.check_dense(ours, rows, peer, (q, k, v))
+                            flop = 4 * head_dim * HEADS * 16384 * (rows + 1 if causal else 2 * rows) / 2
+                            self.compare(name + (" one class a head" if phase == "by_head" else ""),
+                                         {"annulus": ours, "cudnn": peer}, (ours.flop, flop))
+
+    def check_dense(self, ours, rows, peer, tensors):
+        for to, tensor in zip((ours.q, ours.k, ours.v), tensors):
+            to.copy_(tensor.transpose(1, 2).reshape(to.shape))
+        ours()
+        theirs = peer().transpose(1, 2).reshape(ours.out.shape)
+        difference = (ours.out.float() - theirs.float()).norm() / theirs.float().norm()
+        assert difference < 6e-3, f"differs from cuDNN by {difference}"
+
+    def patterns(self):
+        torch = self.torch
+        for head_dim in (128, 64):
+            for causal in (False, True):
+                for label, (segments, dilations) in (("2 branches", TWO), ("5 branches", FIVE)):
+                    ours = self.forward(1 << 19, head_dim, segments, dilations, causal=causal, phase="by_head_block")
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_allocated()
+
+                    def peer():
+                        return composed(torch, ours.q, ours.k, ours.v, segments, dilations, causal)
+
+                    with torch.no_grad():
+                        theirs = peer()
+                        peer_bytes = torch.cuda.max_memory_allocated() - before - theirs.nbytes
+                        ours()
+                        difference = (ours.out - theirs).float().norm() / theirs.float().norm()
+                        del theirs
+                        assert difference < 2e-2, f"differs from the composed version by {difference}"
+                        self.compare(f"512K d{head_dim} {label}{' causal' if causal else ''}",
+                                     {"annulus": ours, "composed": peer}, ours.flop,
+                                     workspace_bytes=ours.workspace_bytes, composed_bytes=peer_bytes,
+                                     plan=ours.explanation)
+                    print("   " + ours.explanation.replace("\n", "; "), "workspace", ours.workspace_bytes >> 20, "MiB,",
+                          "composed", peer_bytes >> 20, "MiB", flush=True)
+                    by_head = self.forward(1 << 19, head_dim, segments, dilations, causal=causal,
+                                           tensors=(ours.q, ours.k, ours.v))
+                    self.compare(f"512K d{head_dim} {label}{' causal' if causal else ''} by_head", {"annulus": by_head},
+                                 by_head.flop)
+
+    def general(self):
+        tokens = 1 << 18
+        for head_dim in (128, 64):
+            for causal in (False, True):
+                base = None
+                cases = {
+                    "dividing": ((tokens, [2048, 8192], [1, 4]), {}),
+                    "not dividing": ((tokens - 1021, [2047, 8188], [1, 4]), {}),
+                    "not nesting": ((tokens, [2048, 8999], [1, 4]), {}),
+                    "head blocks": ((tokens, [2048, 8192], [1, 4]), {"phase": "by_head_block"}),
+                    "every class": ((tokens, [2048, 8192], [1, 4]), {"phase": "every"}),
+                    "4 key/value heads": ((tokens, [2048, 8192], [1, 4]), {"kv_heads": 4}),
+                    "documents": ((tokens, [2048, 8192], [1, 4]),
+                                  {"documents": [0, 1 << 15, 100000, 100001, 180000, tokens]}),
+                }
+                for name, (args, kwargs) in cases.items():
+                    call = self.forward(args[0], head_dim, args[1], args[2], causal=causal, **kwargs)
+                    median = self.compare(f"general d{head_dim}{' causal' if causal else ''} {name}", {"annulus": call},
+                                          call.flop)
+                    rate = call.flop / median["annulus"]
+                    base = base or rate
+                    self.results[-1]["of_dividing"] = rate / base
+                    print(f"   {rate / base:.3f} of the dividing case", flush=True)
+
+    def length(self):
+        for tokens in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23):
+            call = self.forward(tokens, 64, *TWO, heads=8)
+            self.compare(f"length {tokens} d64 h8", {"annulus": call}, call.flop, tokens=tokens)
+            del call
+            self.torch.cuda.empty_cache()
+
+    def fp32(self):
+        torch = self.torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        for head_dim in (64, 128):
+            q, k, v = [torch.randn(1, HEADS, 8192, head_dim, device="cuda") for _ in range(3)]
+
+            def peer():
+                with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+            ours = self.forward(8192, head_dim, [8192], [1], dtype="fp32")
+            with torch.no_grad():
+                self.compare(f"fp32 d{head_dim} 8192", {"annulus": ours, "torch": peer}, ours.flop)
+            generic = self.forward(8192, head_dim, [8192], [1], kernel="mma")
+            self.compare(f"bf16 d{head_dim} 8192 kernel mma", {"annulus": generic}, generic.flop)
+
+
+def composed(torch, q, k, v, segments, dilations, causal):
+    """What a user would write: views, cuDNN for each branch, a merge by the softmax denominators (head blocks)."""
+    batch, tokens, heads, head_dim = q.shape
+    outs, lses = [], []
+    for w, r in zip(segments, dilations):
+        count, block = tokens // w, heads // r if heads >= r else 1
+
+        def cut(t):
+            t = t.view(batch, count, w // r, r, r, block, head_dim)
+            return (torch.diagonal(t, dim1=3, dim2=4).permute(0, 1, 2, 5, 3, 4)
+                    .reshape(batch * count, w // r, heads, head_dim).transpose(1, 2))
+
+        result = torch.ops.aten._scaled_dot_product_cudnn_attention(cut(q), cut(k), cut(v), None, True, 0.0, causal, False)
+        a, l = result[0], result[1].squeeze(-1)
+        out = torch.zeros(batch, count, w // r, r, r, block, head_dim, device=q.device, dtype=q.dtype)
+        torch.diagonal(out, dim1=3, dim2=4).copy_(
+            a.transpose(1, 2).reshape(batch, count, w // r, r, block, head_dim).permute(0, 1, 2, 4, 5, 3))
+        lse = torch.full((batch, count, w // r, r, r, block), -1e8, device=q.device)
+        torch.diagonal(lse, dim1=3, dim2=4).copy_(
+            l.transpose(1, 2).reshape(batch, count, w // r, r, block).permute(0, 1, 2, 4, 3))
+        outs.append(out.view(batch, tokens, heads, head_dim))
+        lses.append(lse.view(batch, tokens, heads))
+    weights = torch.softmax(torch.stack(lses), 0).to(q.dtype)
+    return sum(weights[i].unsqueeze(-1) * outs[i] for i in range(len(outs)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="libannulus_cuda.so")
+    parser.add_argument("--json", help="write the results here")
+    parser.add_argument("--busy-ms", type=float, default=120)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("parts", nargs="*", default=[])
+    arguments = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        print("Skipped: no torch in this python3; the peer is PyTorch's cuDNN attention")
+        return 0
+    library = load_library(arguments.library)
+    device = library.annulus_cuda_device()
+    if device is None or not torch.cuda.is_available():
+        print(f"Skipped: {library.annulus_cuda_error().decode()}")
+        return 0
+    bench = Bench(torch, library, arguments)
+    print(device.decode(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
+    for part in arguments.parts or ["dense", "patterns", "general", "length", "fp32"]:
+        getattr(bench, part)()
+        torch.cuda.empty_cache()
+    if arguments.json:
+        report = {"environment": {"device": device.decode(), "torch": torch.__version__,
+                                  "cudnn": torch.backends.cudnn.version()},
+                  "busy_ms": arguments.busy_ms, "rounds": arguments.rounds, "results": bench.results}
+        pathlib.Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

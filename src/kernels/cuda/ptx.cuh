@@ -1,0 +1,42 @@
+// Instructions that every GPU from sm_80 on has, one a function.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace annulus::cuda::ptx {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two numbers in one register, `low` in the lower half.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t r;
+  if constexpr (std::is_same_v<T, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// Counters between blocks. What was written before an arrival is seen after a load that saw it.
+__device__ __forceinline__ void arrive_global(unsigned* counter, unsigned count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+__device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+__device__ __forceinline__ void wait_global(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) {
+  }
+}
+
+}  // namespace annulus::cuda::ptx

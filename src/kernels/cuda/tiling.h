@@ -1,0 +1,223 @@
+// Tiles on a GPU: which queries of which head, against which keys. Plain data and arithmetic for host and device.
+//
+// A sweep is a set of branches whose keys go through one running softmax. Its cells are the segments of its shortest
+// branch, into which the segments of its other branches fall apart; its stride is its largest dilation, which all
+// others divide. So the queries first, first + stride, ... of one cell lie in one segment and in one class of every
+// branch of the sweep (eq. 1 and 2): such queries make a tile, and no row of a tile ever needs keys that another row
+// must not see, but for the causal edge.
+//
+// A stretch is a run of tiles that are found by division: cells of equal length, in some heads and batches.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define ANNULUS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define ANNULUS_HOST_DEVICE inline
+#endif
+
+namespace annulus::cuda {
+
+inline constexpr int kMaxBranches = 16;  // tensor maps of all branches travel as one kernel argument
+inline constexpr int kNoClass = -1;      // the head takes no part in the branch
+inline constexpr int kEveryClass = -2;   // a query sees the keys of its own class, whichever that is
+inline constexpr int kNoSet = -1;
+
+struct TileShape {
+  int query_rows = 0;
+  int key_rows = 0;  // of one block of keys
+};
+
+// A branch with sizes cut to the sequence, which changes no group: w <= tokens, r <= w.
+struct BranchShape {
+  int segment = 0;
+  int dilation = 1;
+  int padded_segment = 0;  // pad_like_torchscale: w as it was given, or INT_MAX; 0: no padding
+};
+
+struct Sweep {
+  int first_branch = 0;
+  int branch_count = 0;
+  int stride = 1;          // largest dilation
+  int cell = 0;            // shortest segment
+  int step = 1;            // only residues anchor + i * step (mod stride) of a cell are walked; no branch covers others
+  bool continues = false;  // starts from the state that the sweep before left
+  bool is_last = true;     // writes results; otherwise state
+};
+
+struct Stretch {
+  std::int64_t first_tile = 0;
+  int sweep = 0;
+  int document_begin = 0;
+  int document_length = 0;
+  int first_cell = 0;
+  // Tiles in this order, the first one fastest. Inner cells share the keys of a longer segment, which thus stay in the
+  // cache.
+  int blocks = 0;    // of query_rows queries, in a residue of a cell
+  int residues = 0;  // walked
+  int inner_cells = 0;
+  int heads = 0;
+  int outer_cells = 0;
+  int batches = 0;
+  int first_head = 0;
+  int first_batch = 0;
+  bool longest_first = false;  // blocks slowest instead of fastest: for the end of a launch, when it is causal
+  // Sets of tiles order the sweeps: these wait until `wait_count` arrivals were signalled by another set.
+  int wait_set = kNoSet;
+  int wait_count = 0;
+  int signal_set = kNoSet;
+  // State of (first_head, state_position); a head's rows follow each other, then the next head's.
+  int state_position = 0;
+  int state_span = 0;
+  std::int64_t state_row = 0;
+
+  ANNULUS_HOST_DEVICE std::int64_t tiles() const {
+    return static_cast<std::int64_t>(blocks) * residues * inner_cells * heads * outer_cells * batches;
+  }
+};
+
+// What is the same for all tiles. Lists lie where the reader can see them: host or device.
+struct Tiling {
+  BranchShape branches[kMaxBranches] = {};
+  Sweep sweeps[kMaxBranches] = {};
+  TileShape shape;
+  int heads = 0;
+  int branch_count = 0;
+  bool causal = false;
+  const std::int32_t* classes = nullptr;  // [branch, head]
+  const std::int32_t* anchors = nullptr;  // [sweep, head]: the first residue that is walked, below step
+};
+
+// One branch of a tile. Query row i sees the keys [0, keys), and of those, when causal, [0, first + step * i].
+struct TileBranch {
+  int branch = 0;
+  int blocks = 0;     // of keys
+  int keys = 0;       // of the group
+  int first = 0;      // the key at the place of query row 0
+  int step = 1;       // keys from one query row to the next
+  int key_begin = 0;  // position of key 0; the next ones follow at the branch's dilation
+};
+
+struct Tile {
+  int sweep = 0;
+  int stride = 1;  // of the sweep, as the next three
+  int step = 1;
+  bool continues = false;
+  bool is_last = false;
+  int batch = 0;
+  int head = 0;
+  int rows = 0;      // queries; may be 0 where there is only something to clear
+  int position = 0;  // of the first query; the next ones follow at the stride
+  int total_blocks = 0;
+  int branch_count = 0;   // that cover the tile
+  int zero_keys = 0;      // keys with logit 0 and value 0 (pad_like_torchscale)
+  int clear_begin = 0;    // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
+  int cell_end = 0;       // as far as that lies before cell_end
+  int wait_set = kNoSet;  // as in Stretch
+  int wait_count = 0;
+  int signal_set = kNoSet;
+  std::int64_t state_row = 0;
+  TileBranch branches[kMaxBranches] = {};
+};
+
+ANNULUS_HOST_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
+ANNULUS_HOST_DEVICE int at_most(int a, int b) { return a < b ? a : b; }
+
+// The part of a tile that one branch gives, or blocks = 0. `at` is the tile's first query, counted from its document.
+ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch& stretch, const Tile& tile, int at,
+                                             int branch, int& zero_keys) {
+  TileBranch result;
+  const int taken = tiling.classes[static_cast<std::int64_t>(branch) * tiling.heads + tile.head];
+  if (taken == kNoClass) return result;
+  const BranchShape shape = tiling.branches[branch];
+  const int begin = at / shape.segment * shape.segment;
+  const int own = (at - begin) % shape.dilation;
+  if (taken != kEveryClass && taken != own) return result;
+  const int length = at_most(shape.segment, stretch.document_length - begin);
+  result.branch = branch;
+  result.keys = divide_up(length - own, shape.dilation);
+  result.first = (at - begin - own) / shape.dilation;
+  result.step = tile.stride / shape.dilation;
+  result.key_begin = stretch.document_begin + begin + own;
+  const int last =
+      tiling.causal ? at_most(result.keys - 1, result.first + result.step * (tile.rows - 1)) : result.keys - 1;
+  result.blocks = last / tiling.shape.key_rows + 1;
+  if (length < shape.padded_segment) {
+    const int filled = 1 + (at_most(shape.padded_segment, stretch.document_length) - 1) / shape.dilation;
+    zero_keys += filled > result.keys ? filled - result.keys : 0;
+  }
+  return result;
+}
+
+// Tile `index` of a stretch.
+ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, unsigned index, Tile& tile) {
+  const Sweep sweep = tiling.sweeps[stretch.sweep];
+  const auto take = [&index](int count) {
+    const unsigned rest = index % static_cast<unsigned>(count);
+    index /= static_cast<unsigned>(count);
+    return static_cast<int>(rest);
+  };
+  int block = stretch.longest_first ? 0 : take(stretch.blocks);
+  const int residue = take(stretch.residues);
+  const int inner = take(stretch.inner_cells);
+  tile.sweep = stretch.sweep;
+  tile.stride = sweep.stride;
+  tile.step = sweep.step;
+  tile.continues = sweep.continues;
+  tile.is_last = sweep.is_last;
+  tile.wait_set = stretch.wait_set;
+  tile.wait_count = stretch.wait_count;
+  tile.signal_set = stretch.signal_set;
+  tile.head = stretch.first_head + take(stretch.heads);
+  const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
+  tile.batch = stretch.first_batch + take(stretch.batches);
+  if (stretch.longest_first) block = static_cast<int>(index);
+  if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
+
+  const int cell_begin = cell * sweep.cell;
+  const int cell_length = at_most(sweep.cell, stretch.document_length - cell_begin);
+  const int anchor = tiling.anchors[static_cast<std::int64_t>(stretch.sweep) * tiling.heads + tile.head];
+  const int first = residue * sweep.step + anchor;
+  const int rows_before = block * tiling.shape.query_rows;
+  const int rows = first < cell_length ? divide_up(cell_length - first, sweep.stride) - rows_before : 0;
+  tile.rows = rows < 0 ? 0 : at_most(rows, tiling.shape.query_rows);
+  const int run = cell_begin + residue * sweep.step + sweep.stride * rows_before;
+  const int at = run + anchor;
+  tile.position = stretch.document_begin + at;
+  tile.clear_begin = stretch.document_begin + run;
+  tile.cell_end = stretch.document_begin + cell_begin + cell_length;
+  tile.state_row = stretch.state_row + static_cast<std::int64_t>(tile.head - stretch.first_head) * stretch.state_span +
+                   (tile.position - stretch.state_position);
+  tile.total_blocks = 0;
+  tile.branch_count = 0;
+  tile.zero_keys = 0;
+  if (tile.rows == 0) return;
+  for (int b = 0; b < sweep.branch_count; ++b) {
+    const TileBranch part = locate_branch(tiling, stretch, tile, at, sweep.first_branch + b, tile.zero_keys);
+    if (part.blocks == 0) continue;
+    tile.branches[tile.branch_count++] = part;
+    tile.total_blocks += part.blocks;
+  }
+}
+
+// Neither rows to attend nor rows to clear.
+ANNULUS_HOST_DEVICE bool has_nothing_to_do(const Tile& tile) {
+  return tile.is_last ? tile.rows == 0 && tile.step == 1 : tile.total_blocks == 0;
+}
+
+// The stretch of a tile, looked for from `from` on: readers walk forward.
+ANNULUS_HOST_DEVICE int find_stretch(const Stretch* stretches, int count, std::int64_t tile, int from) {
+  int reach = 1;
+  while (from + reach < count && stretches[from + reach].first_tile <= tile) {
+    from += reach;
+    reach *= 2;
+  }
+  while (reach > 1) {  // the answer lies in [from, from + reach)
+    reach /= 2;
+    if (from + reach < count && stretches[from + reach].first_tile <= tile) from += reach;
+  }
+  return from;
+}
+
+}  // namespace annulus::cuda
