@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -20,9 +21,9 @@ from cli_test import SMALL, TOOL, CliTest, problem_file, read_safetensors
 
 MPIEXEC = shlex.split(os.environ.get("MPIEXEC", "mpirun --allow-run-as-root --oversubscribe"))
 HANG_S = 120  # far beyond any deadline: who takes longer hangs
-# Long enough to be hit: rounds without end, a few milliseconds each.
+# Long enough to be hit: rounds without end. (The first few are shown, which tells when they have begun.)
 LONG = ["bench", "--tokens", "4k", "--heads", "4", "--segments", "4k", "--dilations", "1", "--strategy", "ring"]
-LONG += ["--repeats", "1000000", "--warmup", "0", "--threads", "1"]
+LONG += ["--repeats", "9", "--min-seconds", "100000", "--warmup", "0", "--threads", "1"]
 
 
 def children(pid):
@@ -147,37 +148,51 @@ class BadInput(MpiTest):
         self.assertIn("causal", result.stderr)
 
 
+class Job:
+    """A long run of the tool in the background, with what it says in a file beside the test's folder."""
+
+    def __init__(self, test, *words):
+        self.test = test
+        log = tempfile.NamedTemporaryFile(prefix="annulus-log")
+        test.addCleanup(log.close)
+        self.log = pathlib.Path(log.name)
+        self.process = subprocess.Popen(words, cwd=test.folder, stdout=subprocess.DEVNULL, stderr=log)
+        end = time.monotonic() + HANG_S
+        while "forward, round 3" not in self.text():  # by rank 0; all have moved something by then
+            test.assertIsNone(self.process.poll(), self.text())
+            test.assertLess(time.monotonic(), end, self.text())
+            time.sleep(0.05)
+
+    def text(self):
+        return self.log.read_text()
+
+    def end(self):
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout=HANG_S)
+        except subprocess.TimeoutExpired:
+            for pid in children(self.process.pid):
+                os.kill(pid, signal.SIGKILL)
+            self.process.kill()
+            self.test.fail(f"hangs:\n{self.text()}")
+
+
 class Faults(MpiTest):
     """A long job of three ranks, hurt from outside."""
 
     def start(self, timeout_s=3):
-        self.job = subprocess.Popen(
-            [*MPIEXEC, "-n", "3", TOOL, *LONG, "--timeout", str(timeout_s)],
-            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        end = time.monotonic() + HANG_S
-        while len(self.pids()) < 3 and time.monotonic() < end:
-            time.sleep(0.05)
-        self.ranks = self.pids()
+        self.job = Job(self, *MPIEXEC, "-n", "3", TOOL, *LONG, "--timeout", str(timeout_s))
+        self.ranks = children(self.job.process.pid)
         self.assertEqual(len(self.ranks), 3)
-        time.sleep(2)  # past MPI_Init and into the rounds
-
-    def pids(self):
-        return children(self.job.pid)
 
     def end(self):
-        try:
-            _, self.err = self.job.communicate(timeout=HANG_S)
-        except subprocess.TimeoutExpired:
-            for pid in self.ranks:
-                os.kill(pid, signal.SIGKILL)
-            self.job.kill()
-            self.fail("hangs")
+        code = self.job.end()
+        self.err = self.job.text()
         deadline = time.monotonic() + 20
         while any(map(is_running, self.ranks)) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.assertFalse([pid for pid in self.ranks if is_running(pid)], self.err)
-        return self.job.returncode
+        return code
 
     def message(self, rank):
         lines = [line for line in self.err.splitlines() if line.startswith(f"annulus: rank {rank}: ")]
@@ -187,7 +202,7 @@ class Faults(MpiTest):
     def test_a_rank_is_stopped(self):
         self.start()
         os.kill(self.ranks[1], signal.SIGSTOP)
-        self.assertEqual(self.end(), 3, self.err)
+        self.assertEqual(self.end(), 3, self.job.text())
         for rank in 0, 2:
             self.assertRegex(self.message(rank), r"rank 1 is lost: no sign of life for")
             self.assertIn(f"annulus: the last events of rank {rank}:", self.err)
@@ -196,13 +211,13 @@ class Faults(MpiTest):
     def test_a_rank_is_killed(self):
         self.start()
         os.kill(self.ranks[2], signal.SIGKILL)
-        self.assertNotEqual(self.end(), 0, self.err)
+        self.assertNotEqual(self.end(), 0, self.job.text())
         self.assertRegex(self.err, r"rank 2 with PID .* exited on signal 9|rank 2 is lost")
 
     def test_a_rank_is_told_to_stop(self):
         self.start()
         os.kill(self.ranks[0], signal.SIGTERM)
-        self.assertEqual(self.end(), 3, self.err)
+        self.assertEqual(self.end(), 3, self.job.text())
         for rank in 0, 1, 2:
             self.assertRegex(self.message(rank), r"rank 0 gave up.*told to stop")
 
@@ -212,7 +227,7 @@ class Faults(MpiTest):
         time.sleep(6)  # more than a quarter of the timeout
         os.kill(self.ranks[1], signal.SIGCONT)
         time.sleep(1)
-        self.assertIsNone(self.job.poll(), "the job should still run")
+        self.assertIsNone(self.job.process.poll(), self.job.text())
         for pid in self.ranks:
             os.kill(pid, signal.SIGTERM)
         self.assertEqual(self.end(), 3)
@@ -222,15 +237,10 @@ class Faults(MpiTest):
 class Signals(CliTest):
     def test_threads_end_cleanly(self):
         for ranks in 1, 3:
-            job = subprocess.Popen(
-                [TOOL, *LONG, "--ranks", str(ranks), "--json", "r.json"],
-                cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            time.sleep(1)
-            job.send_signal(signal.SIGTERM if ranks == 1 else signal.SIGINT)
-            _, err = job.communicate(timeout=HANG_S)
-            self.assertEqual(job.returncode, 3, err)
-            self.assertRegex(err, "told to stop")
+            job = Job(self, TOOL, *LONG, "--ranks", str(ranks), "--json", "r.json")
+            job.process.send_signal(signal.SIGTERM if ranks == 1 else signal.SIGINT)
+            self.assertEqual(job.end(), 3, job.text())
+            self.assertIn("told to stop", job.text())
             self.assertEqual(list(self.folder.iterdir()), [], "no file, whole or in parts")
 
 
