@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "annulus/transport.h"
 #include "cli/shard_map.h"
-#include "transport/transport.h"
 
 namespace annulus::cli {
 

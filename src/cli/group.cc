@@ -7,9 +7,9 @@
 #include <csignal>
 #include <set>
 
+#include "annulus/thread_group.h"
 #include "cli/environment.h"
 #include "kernels/thread_pool.h"
-#include "transport/threads.h"
 #ifdef ANNULUS_WITH_MPI
 #include "transport/mpi.h"
 #endif

@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "annulus/transport.h"
 #include "cli/failure.h"
 #include "cli/launcher.h"
 #include "exec/recorder.h"
-#include "transport/transport.h"
 
 namespace annulus::cli {
 

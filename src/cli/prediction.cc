@@ -4,10 +4,10 @@
 #include <limits>
 #include <set>
 
+#include "annulus/transport.h"
 #include "cli/launcher.h"
 #include "exec/schedule.h"
 #include "plan/shard.h"
-#include "transport/transport.h"
 #ifdef ANNULUS_WITH_MPI
 #include "transport/mpi.h"
 #endif

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <map>
 
+#include "annulus/thread_group.h"
 #include "cli/collection.h"
 #include "cli/workload.h"
 #include "numeric/half.h"
 #include "reference/reference.h"
-#include "transport/threads.h"
 
 namespace annulus::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "annulus/transport.h"
 #include "plan/rank_plan.h"
-#include "transport/transport.h"
 
 namespace annulus {
 

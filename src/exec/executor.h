@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "annulus/transport.h"
 #include "kernels/kernels.h"
-#include "transport/transport.h"
 
 namespace annulus {
 

@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <vector>
 
+#include "annulus/strided_block.h"
 #include "annulus/tensor.h"
 #include "plan/parcel.h"
 #include "plan/rank_plan.h"
-#include "transport/strided_block.h"
 
 namespace annulus {
 

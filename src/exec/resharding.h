@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "annulus/transport.h"
 #include "exec/parcels_in_memory.h"
 #include "kernels/kernels.h"
 #include "kernels/workspace.h"
 #include "plan/reshard.h"
-#include "transport/transport.h"
 
 namespace annulus {
 

@@ -43,8 +43,6 @@ class StreamingExecutor final : public Executor {
                  const Tensors& own, std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
-  static constexpr std::int64_t kGoOut = -1, kComeHome = 0;  // the exchanges before the first one of the schedule
-  static std::int64_t step_of(std::int64_t e) { return e - kGoOut; }  // transports count from 0
   void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
                const std::function<void()>& meanwhile) const;
 
@@ -138,7 +136,7 @@ std::vector<QuerySource> StreamingExecutor::arrived_queries(std::int64_t e, cons
 
 void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const {
   if (e > forecast_.count_exchanges(pass)) return;
-  Exchange exchange{.plan = plan_hash_, .step = step_of(e), .sends = {}, .receives = {}};
+  Exchange exchange{.plan = plan_hash_, .step = e, .sends = {}, .receives = {}};
   const Step now = forecast_.freight(pass).schedule.exchange(e), then = forecast_.returning(pass, e);
   std::int64_t moved = 0;
   for (const int peer : peers_of(now.sends, then.returns)) {
@@ -214,19 +212,23 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
                                 const std::function<void()>& meanwhile) const {
   const Resharding& resharding = forecast_.resharding();
   if (resharding.empty()) return meanwhile();
-  const auto move = [&](std::int64_t number, Exchange exchange) {
+  const auto move = [&](std::int64_t step, Exchange exchange) {
     exchange.plan = plan_hash_;
-    exchange.step = step_of(number);
+    exchange.step = step;
+    std::int64_t moved = 0;
+    for (const Send& send : exchange.sends) moved += total_bytes(send.blocks);
     if (!exchange.sends.empty() || !exchange.receives.empty())
-      recorder_.time("post", number, 0, [&] { transport_.post(exchange); });
+      recorder_.time("post", step, moved, [&] { transport_.post(exchange); });
   };
-  move(kGoOut, resharding.go_out(pass, own, memory.reshard));
+  // Numbers that no exchange of the schedule has.
+  const std::int64_t going_out = 0, coming_home = forecast_.count_exchanges(pass) + 1;
+  move(going_out, resharding.go_out(pass, own, memory.reshard));
   meanwhile();
-  wait(kGoOut);
-  recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
-  move(kComeHome, resharding.come_home(pass, own, memory.reshard));
-  wait(kComeHome);
-  recorder_.time("merge", kComeHome, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
+  wait(going_out);
+  recorder_.time("attend", going_out, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
+  move(coming_home, resharding.come_home(pass, own, memory.reshard));
+  wait(coming_home);
+  recorder_.time("merge", coming_home, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
 }
 
 // ---- the two loops

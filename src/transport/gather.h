@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 
 namespace annulus {
 

@@ -9,7 +9,7 @@
 
 #include <memory>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 
 namespace annulus {
 

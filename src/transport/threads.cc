@@ -4,7 +4,7 @@
 //
 // Nobody may touch a rank's memory after its call has thrown. Copies go by chunks, stop when the group fails, and a
 // rank that gives up waits for the chunk under way.
-#include "transport/threads.h"
+#include "annulus/thread_group.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 #include "transport/vigil.h"
 
 namespace annulus {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "annulus/thread_group.h"
 #include "cli/random.h"
-#include "transport/threads.h"
 
 namespace annulus::cli {
 namespace {

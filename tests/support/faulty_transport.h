@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 
 namespace annulus::support {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "annulus/thread_group.h"
 #include "plan/shard.h"
 #include "reference/reference.h"
 #include "support/call.h"
-#include "transport/threads.h"
 
 namespace annulus::support {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/strided_block.h"
+#include "annulus/strided_block.h"
 
 namespace annulus {
 

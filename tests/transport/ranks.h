@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 
 namespace annulus {
 

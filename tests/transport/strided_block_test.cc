@@ -1,4 +1,4 @@
-#include "transport/strided_block.h"
+#include "annulus/strided_block.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,4 +1,4 @@
-#include "transport/threads.h"
+#include "annulus/thread_group.h"
 
 #include "support/sparse_memory.h"
 #include "transport/conformance.h"

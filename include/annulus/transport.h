@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "annulus/errors.h"
-#include "transport/strided_block.h"
+#include "annulus/strided_block.h"
 
 namespace annulus {
 

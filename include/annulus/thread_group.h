@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/transport.h"
+#include "annulus/transport.h"
 
 namespace annulus {
 
