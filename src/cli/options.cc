@@ -239,9 +239,8 @@ Problem make_problem(const ProblemOptions& options, const Sizes& sizes) {
 }
 
 Options make_machine(const MachineOptions& options) {
-  if (options.device != "cpu")
-    throw DeviceError("this build runs on the device cpu alone; got --device " + options.device +
-                      ": leave it out or give cpu");
+  if (options.device != "cpu" && options.device != "cuda")
+    throw DeviceError("--device is cpu or cuda; got " + options.device + ": leave it out for the CPU");
   Options machine;
   machine.instruction_set = options.instruction_set.empty() ? "auto" : options.instruction_set;
   if (options.threads) {
