@@ -43,6 +43,7 @@ class StreamingExecutor final : public Executor {
                  const Tensors& own, std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
+  static constexpr std::int64_t kGoOut = -1, kComeHome = 0;  // for the recorder: before the first exchange
   void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
                const std::function<void()>& meanwhile) const;
 
@@ -212,23 +213,22 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
                                 const std::function<void()>& meanwhile) const {
   const Resharding& resharding = forecast_.resharding();
   if (resharding.empty()) return meanwhile();
-  const auto move = [&](std::int64_t step, Exchange exchange) {
+  const auto move = [&](std::int64_t number, std::int64_t step, Exchange exchange) {
     exchange.plan = plan_hash_;
     exchange.step = step;
     std::int64_t moved = 0;
     for (const Send& send : exchange.sends) moved += total_bytes(send.blocks);
     if (!exchange.sends.empty() || !exchange.receives.empty())
-      recorder_.time("post", step, moved, [&] { transport_.post(exchange); });
+      recorder_.time("post", number, moved, [&] { transport_.post(exchange); });
   };
-  // Numbers that no exchange of the schedule has.
-  const std::int64_t going_out = 0, coming_home = forecast_.count_exchanges(pass) + 1;
-  move(going_out, resharding.go_out(pass, own, memory.reshard));
+  // Transports count steps from 0, and no exchange of the schedule may have the same.
+  move(kGoOut, 0, resharding.go_out(pass, own, memory.reshard));
   meanwhile();
-  wait(going_out);
-  recorder_.time("attend", going_out, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
-  move(coming_home, resharding.come_home(pass, own, memory.reshard));
-  wait(coming_home);
-  recorder_.time("merge", coming_home, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
+  wait(kGoOut);
+  recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
+  move(kComeHome, forecast_.count_exchanges(pass) + 1, resharding.come_home(pass, own, memory.reshard));
+  wait(kComeHome);
+  recorder_.time("merge", kComeHome, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
 }
 
 // ---- the two loops
