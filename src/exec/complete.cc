@@ -4,7 +4,6 @@
 // The price: memory for the longest segments, nothing overlaps, and backward makes its scores twice, once for dq of
 // this rank's queries and once for dk and dv of its keys.
 #include <algorithm>
-#include <cstring>
 
 #include "exec/agreement.h"
 #include "exec/executor.h"
@@ -81,15 +80,7 @@ class CompleteExecutor final : public Executor {
     range_args.out = memory.out;
     range_args.dout = memory.dout;
     range_args.lse = {memory.lse, static_cast<std::size_t>(problem_.batch * problem_.heads * range_.count)};
-    std::vector<KeySource> own;
-    std::int64_t first = 0;
-    for (const Rows& piece : pieces_) {
-      const Rows rows{first, 1, piece.count};
-      own.push_back({problem_,
-                     {.owner = transport_.rank(), .rows = piece},
-                     {part_of(args.k, rows), part_of(args.v, rows), part_of(dk, rows), part_of(dv, rows)}});
-      first += piece.count;
-    }
+    const std::vector<KeySource> own = own_keys(problem_, pieces_, transport_.rank(), {args.k, args.v, dk, dv});
     recorder_.time("attend", 1, 0, [&] {
       range_kernels_->backward(range_args, {.sources = {&all, 1}, .dq = {}});  // Delta alone
       range_kernels_->backward(range_args, {.sources = own, .first = false, .dq = {}});
@@ -228,16 +219,7 @@ class CompleteExecutor final : public Executor {
 
   // Puts these positions where they belong among the gathered ones.
   void place(const ConstTensorView& from, const Rows& positions, const TensorView& all) const {
-    const TensorView to = part_of(all, memory_rows(positions, range_));
-    const std::int64_t size = size_of(all.dtype);
-    for (std::int64_t b = 0; b < from.shape[0]; ++b)
-      for (std::int64_t row = 0; row < from.shape[1]; ++row)
-        for (std::int64_t head = 0; head < from.shape[2]; ++head)
-          std::memcpy(
-              static_cast<std::byte*>(to.data) + (b * to.stride[0] + row * to.stride[1] + head * to.stride[2]) * size,
-              static_cast<const std::byte*>(from.data) +
-                  (b * from.stride[0] + row * from.stride[1] + head * from.stride[2]) * size,
-              static_cast<std::size_t>(from.shape[3] * size));
+    copy(from, part_of(all, memory_rows(positions, range_)));
   }
 
   const Problem& problem_;

@@ -1,5 +1,6 @@
 #include "exec/parcels_in_memory.h"
 
+#include <cstring>
 #include <stdexcept>
 
 namespace annulus {
@@ -107,6 +108,34 @@ std::vector<ParcelMemory::Match> ParcelMemory::matches(const Parcel& parcel, con
       result.push_back({part_of(packed, {place.first, 1, place.rows.count}),
                         part_of(own, own_rows(place.rows), static_cast<std::int64_t>(kv_head))});
   return result;
+}
+
+std::vector<KeySource> own_keys(const Problem& problem, const std::vector<Rows>& pieces, int rank,
+                                const KeyTensors& tensors) {
+  std::vector<KeySource> sources;
+  std::int64_t first = 0;
+  for (const Rows& piece : pieces) {
+    const Rows rows{first, 1, piece.count};
+    sources.push_back(
+        {problem,
+         {.owner = rank, .rows = piece},
+         {part_of(tensors.k, rows), part_of(tensors.v, rows), part_of(tensors.dk, rows), part_of(tensors.dv, rows)}});
+    first += piece.count;
+  }
+  return sources;
+}
+
+void copy(const ConstTensorView& from, const TensorView& to) {
+  const std::int64_t size = size_of(to.dtype);
+  const auto offset = [size](const auto& view, std::int64_t batch, std::int64_t row, std::int64_t head) {
+    return (batch * view.stride[0] + row * view.stride[1] + head * view.stride[2]) * size;
+  };
+  for (std::int64_t batch = 0; batch < to.shape[0]; ++batch)
+    for (std::int64_t row = 0; row < to.shape[1]; ++row)
+      for (std::int64_t head = 0; head < to.shape[2]; ++head)
+        std::memcpy(static_cast<std::byte*>(to.data) + offset(to, batch, row, head),
+                    static_cast<const std::byte*>(from.data) + offset(from, batch, row, head),
+                    static_cast<std::size_t>(to.shape[3] * size));
 }
 
 }  // namespace annulus

@@ -10,6 +10,7 @@
 
 #include "annulus/strided_block.h"
 #include "annulus/tensor.h"
+#include "kernels/row_source.h"
 #include "plan/parcel.h"
 #include "plan/rank_plan.h"
 
@@ -59,6 +60,13 @@ class ParcelMemory {
   ParcelReader reader_;
   std::vector<Element> out_, home_;
 };
+
+// This rank's own keys, piece by piece. Tensors without data stay so.
+std::vector<KeySource> own_keys(const Problem& problem, const std::vector<Rows>& pieces, int rank,
+                                const KeyTensors& tensors);
+
+// Tensors of one shape, row by row.
+void copy(const ConstTensorView& from, const TensorView& to);
 
 // Some rows of one head, or of all (head < 0), of a tensor. One that is not there stays so.
 template <class View>

@@ -4,7 +4,6 @@
 //   forward    out and lse of all rows by own keys; slices are merged (eq. 5), then gathered
 //   backward   dk and dv are complete where they are made; dq is summed by slices, then gathered
 #include <algorithm>
-#include <cstring>
 
 #include "annulus/errors.h"
 #include "exec/agreement.h"
@@ -53,7 +52,7 @@ class ReplicatedExecutor final : public Executor {
     partial.out = memory.values;
     partial.lse = {memory.lse, static_cast<std::size_t>(problem_.batch * problem_.heads * problem_.tokens)};
     partial.workspace = memory.kernels;
-    const std::vector<KeySource> keys = own_keys({args.k, args.v, {}, {}});
+    const std::vector<KeySource> keys = keys_of({args.k, args.v, {}, {}});
     recorder_.time("attend", 0, 0, [&] { partial_kernels_->forward(partial, {.sources = keys}); });
 
     ForwardArgs merged = args;
@@ -82,7 +81,7 @@ class ReplicatedExecutor final : public Executor {
     const bool rounds = problem_.dtype != DType::fp32;
     args.workspace = memory.kernels;
     const TensorView dk = rounds ? memory.dk : args.dk, dv = rounds ? memory.dv : args.dv;
-    const std::vector<KeySource> keys = own_keys({args.k, args.v, dk, dv});
+    const std::vector<KeySource> keys = keys_of({args.k, args.v, dk, dv});
     recorder_.time("attend", 0, 0, [&] { kernels_->backward(args, {.sources = keys, .dq = memory.values}); });
     for (int s = 1; s < ranks_; ++s)
       swap_slices(s, {memory.values}, memory,
@@ -167,18 +166,8 @@ class ReplicatedExecutor final : public Executor {
     return memory;
   }
 
-  std::vector<KeySource> own_keys(const KeyTensors& tensors) const {
-    std::vector<KeySource> sources;
-    std::int64_t first = 0;
-    for (const Rows& piece : pieces_) {
-      const Rows rows{first, 1, piece.count};
-      sources.push_back(
-          {problem_,
-           {.owner = transport_.rank(), .rows = piece},
-           {part_of(tensors.k, rows), part_of(tensors.v, rows), part_of(tensors.dk, rows), part_of(tensors.dv, rows)}});
-      first += piece.count;
-    }
-    return sources;
+  std::vector<KeySource> keys_of(const KeyTensors& tensors) const {
+    return own_keys(problem_, pieces_, transport_.rank(), tensors);
   }
 
   // [batch, heads, rows] is a tensor of batch * heads sequences of single numbers.
@@ -239,18 +228,6 @@ class ReplicatedExecutor final : public Executor {
       transport_.wait();
     });
     return views;
-  }
-
-  static void copy(const ConstTensorView& from, const TensorView& to) {
-    const std::int64_t size = size_of(to.dtype);
-    for (std::int64_t b = 0; b < to.shape[0]; ++b)
-      for (std::int64_t row = 0; row < to.shape[1]; ++row)
-        for (std::int64_t head = 0; head < to.shape[2]; ++head)
-          std::memcpy(
-              static_cast<std::byte*>(to.data) + (b * to.stride[0] + row * to.stride[1] + head * to.stride[2]) * size,
-              static_cast<const std::byte*>(from.data) +
-                  (b * from.stride[0] + row * from.stride[1] + head * from.stride[2]) * size,
-              static_cast<std::size_t>(to.shape[3] * size));
   }
 
   const Problem& problem_;

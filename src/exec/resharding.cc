@@ -1,7 +1,6 @@
 #include "exec/resharding.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 namespace annulus {
@@ -20,15 +19,6 @@ TensorView head_of_rows(float* data, std::int64_t batch, std::int64_t heads, std
 
 TensorView writable(const ConstTensorView& view) {
   return {const_cast<void*>(view.data), view.dtype, view.shape, view.stride};
-}
-
-void copy(const ConstTensorView& from, const TensorView& to) {
-  const std::int64_t size = size_of(to.dtype);
-  for (std::int64_t b = 0; b < to.shape[0]; ++b)
-    for (std::int64_t row = 0; row < to.shape[1]; ++row)
-      std::memcpy(static_cast<std::byte*>(to.data) + (b * to.stride[0] + row * to.stride[1]) * size,
-                  static_cast<const std::byte*>(from.data) + (b * from.stride[0] + row * from.stride[1]) * size,
-                  static_cast<std::size_t>(to.shape[3] * size));
 }
 
 }  // namespace

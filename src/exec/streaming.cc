@@ -81,17 +81,7 @@ StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, c
 // ---- sources
 
 std::vector<KeySource> StreamingExecutor::own_sources(const KeyTensors& tensors) const {
-  std::vector<KeySource> sources;
-  std::int64_t first = 0;
-  for (const Rows& piece : forecast_.pieces()) {
-    const Rows rows{first, 1, piece.count};
-    const auto part = [&](const TensorView& view) { return view.data == nullptr ? view : part_of(view, rows); };
-    sources.push_back({problem_,
-                       {.owner = transport_.rank(), .rows = piece},
-                       {part_of(tensors.k, rows), part_of(tensors.v, rows), part(tensors.dk), part(tensors.dv)}});
-    first += piece.count;
-  }
-  return sources;
+  return own_keys(problem_, forecast_.pieces(), transport_.rank(), tensors);
 }
 
 // f(parcel, packed tensors, gradients) for what exchange e brought and what has something to meet here.
@@ -284,8 +274,8 @@ void StreamingExecutor::backward(BackwardArgs args) const {
   const auto attend = [&](std::int64_t e, const BackwardStep& step) {
     recorder_.time("attend", e, 0, [&] { kernels_.backward(args, step); });
   };
-  const std::vector<KeySource> own_keys = own_sources({args.k, args.v, memory.dk, memory.dv});
-  const auto attend_own = [&] { attend(0, {.sources = own_keys, .first = one_rank, .dq = memory.dq}); };
+  const std::vector<KeySource> keys = own_sources({args.k, args.v, memory.dk, memory.dv});
+  const auto attend_own = [&] { attend(0, {.sources = keys, .first = one_rank, .dq = memory.dq}); };
   const float* delta = one_rank ? nullptr : kernels_.delta(args);
   const auto numbers = [&](const float* data) {
     return single_numbers<const void>(data, problem_.batch, forecast_.rows(), problem_.heads);
@@ -315,11 +305,11 @@ void StreamingExecutor::backward(BackwardArgs args) const {
     add_home(e, memory);
     post(Pass::backward, e + 1, memory, own);
     if (keys_travel) {
-      const std::vector<KeySource> keys = arrived_keys(Pass::backward, e, memory);
-      if (!keys.empty()) attend(e, {.sources = keys, .first = false, .dq = memory.dq});
+      const std::vector<KeySource> arrived = arrived_keys(Pass::backward, e, memory);
+      if (!arrived.empty()) attend(e, {.sources = arrived, .first = false, .dq = memory.dq});
     } else {
       const std::vector<QuerySource> visitors = arrived_queries(e, memory);
-      if (!visitors.empty()) attend(e, {.sources = own_keys, .visitors = visitors, .first = false, .dq = {}});
+      if (!visitors.empty()) attend(e, {.sources = keys, .visitors = visitors, .first = false, .dq = {}});
     }
   }
   if (!forecast_.stores_sums()) return;
