@@ -124,7 +124,7 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
     // Results come home when nothing is left to compute behind them: dealing out must save a good part.
     const bool deals =
         wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                        3 * reshard < 2 * exchange && deals_evenly(problem, sharding, i));
+                                        2 * reshard < exchange && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
