@@ -122,9 +122,8 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
     const std::int64_t exchange = branch_bytes(problem, sharding, i);
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
     // Results come home when nothing is left to compute behind them: dealing out must save a good part.
-    const bool deals =
-        wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                        2 * reshard < exchange && deals_evenly(problem, sharding, i));
+    const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
+                                                       2 * reshard < exchange && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
