@@ -299,26 +299,30 @@ bool has_device() {
 }
 
 // Sweeps in the branches' own order, in slabs as they come: whoever waits must wait for everybody before.
-RC_GTEST_PROP(CudaForwardProperty, SweepsOfEveryKind, ()) {
-  if (!has_device()) return;
-  Problem problem = support::draw_problem(300, 8);
-  problem.head_dim = support::draw_bool() ? 64 : 128;
-  problem.dtype = support::draw_bool() ? DType::bf16 : DType::fp16;
-  problem.scale = 0.1;
-  DeviceWay way;
-  for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) way.sweeps.push_back({b});
-  const std::string fault =
-      faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)), way);
-  if (!fault.empty()) RC_FAIL(fault);
+TEST(CudaForwardProperties, SweepsOfEveryKind) {
+  if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
+  EXPECT_TRUE(rc::check([] {
+    Problem problem = support::draw_problem(300, 8);
+    problem.head_dim = support::draw_bool() ? 64 : 128;
+    problem.dtype = support::draw_bool() ? DType::bf16 : DType::fp16;
+    problem.scale = 0.1;
+    DeviceWay way;
+    for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) way.sweeps.push_back({b});
+    const std::string fault =
+        faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)), way);
+    if (!fault.empty()) RC_FAIL(fault);
+  }));
 }
 
-RC_GTEST_PROP(CudaForwardProperty, ProblemsOfEveryKind, ()) {
-  if (!has_device()) return;  // CudaForward says so
-  Problem problem = support::draw_problem(400, 70);
-  if (support::draw_bool()) problem.head_dim = support::draw_bool() ? 64 : 128;
-  problem.scale = support::draw_bool() ? 0.3 : 0.1;
-  const std::string fault = faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
-  if (!fault.empty()) RC_FAIL(fault);
+TEST(CudaForwardProperties, ProblemsOfEveryKind) {
+  if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
+  EXPECT_TRUE(rc::check([] {
+    Problem problem = support::draw_problem(400, 70);
+    if (support::draw_bool()) problem.head_dim = support::draw_bool() ? 64 : 128;
+    problem.scale = support::draw_bool() ? 0.3 : 0.1;
+    const std::string fault = faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
+    if (!fault.empty()) RC_FAIL(fault);
+  }));
 }
 
 }  // namespace
