@@ -24,7 +24,7 @@ constexpr std::int64_t kMaxRounds = 1'000'000;
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
 void refuse_backward(const CommandOptions& options, const Launch& launch) {
-  check_cuda_options(options, launch);
+  check_cuda_launch(launch);
   if (options.problem.backward)
     throw Unsupported("--device cuda computes forward; got --backward: leave it out, or use --device cpu");
 }
@@ -200,8 +200,7 @@ std::vector<VerifyCheck> verify_on_cuda(const cuda::Backend& backend, const Prob
   return checks;
 }
 
-void check_cuda_options(const CommandOptions& options, const Launch& launch) {
-  (void)options;
+void check_cuda_launch(const Launch& launch) {
   if (launch.ranks > 1)
     throw Unsupported("--device cuda computes on one rank; got " + std::to_string(launch.ranks) +
                       ": leave out --ranks, or use --device cpu");

@@ -28,7 +28,7 @@ struct CudaTimes {
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files);
 int bench_on_cuda(const CommandOptions& options, const Launch& launch, const CudaTimes& times);
 // Throws Unsupported for what the GPU does not do yet: several ranks.
-void check_cuda_options(const CommandOptions& options, const Launch& launch);
+void check_cuda_launch(const Launch& launch);
 
 // Forward of every kernel that takes the problem ("auto"), or of one, against the fp64 reference and run again. `step`
 // is called kCudaVerifySteps times.

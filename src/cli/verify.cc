@@ -134,7 +134,7 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
 }
 
 int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
-  check_cuda_options(options, launch);
+  check_cuda_launch(launch);
   const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
   const std::unique_ptr<cuda::Backend> backend = load_cuda();
   check_reports(report_paths(options));
@@ -274,7 +274,7 @@ int verify_grid(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
   const GroupOptions group = make_group_options(options.ranks, 64);
   if (options.machine.device == "cuda")
-    check_cuda_options(options, launch);
+    check_cuda_launch(launch);
   else
     (void)settings_of(options, grid_problem({}), launch.ranks);
   std::optional<std::int64_t> samples;
