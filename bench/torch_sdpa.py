@@ -64,6 +64,7 @@ class Options(ctypes.Structure):
         ("instruction_set", ctypes.c_char_p),
         ("threads", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("device", ctypes.c_char_p),
     ]
 
 
@@ -87,6 +88,7 @@ class ForwardArgs(ctypes.Structure):
         ("lse_count", ctypes.c_size_t),
         ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
     ]
 
 

@@ -100,6 +100,7 @@ typedef struct annulus_options {
   const char* instruction_set;  // may be null: the best this CPU has
   int32_t threads;              // 0: all cores this process may use
   int32_t reserved;             // 0
+  const char* device;           // may be null: "cpu". "cuda", "cuda:1": every pointer in a call is to that GPU's memory
 } annulus_options;
 
 // [batch, tokens, heads, head_dim]. Strides are in elements and stride[3] is 1; all four 0 means dense, in the order of
@@ -121,6 +122,7 @@ typedef struct annulus_forward_args {
   size_t lse_count;        // elements at lse: batch * heads * tokens, or 0 with null
   void* workspace;         // 64-byte aligned; may be null: allocated for the call
   size_t workspace_bytes;  // at least annulus_workspace_bytes, or 0 with null
+  void* stream;            // on a GPU: the CUDA stream that the work is queued on. The call does not wait for it
 } annulus_forward_args;
 
 typedef struct annulus_backward_args {
@@ -137,6 +139,7 @@ typedef struct annulus_backward_args {
   size_t lse_count;        // batch * heads * tokens
   void* workspace;         // 64-byte aligned; may be null: allocated for the call
   size_t workspace_bytes;  // at least annulus_workspace_bytes, or 0 with null
+  void* stream;            // as in forward
 } annulus_backward_args;
 
 typedef struct annulus_memory_component {

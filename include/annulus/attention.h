@@ -27,6 +27,7 @@ enum class Pass { forward, backward };
 struct Options {
   int threads = 0;              // 0: all cores this process may use
   std::string instruction_set;  // "" or "auto": the best this CPU has; else one of instruction_sets()
+  std::string device;           // "" or "cpu"; "cuda" or "cuda:1": a GPU, and every pointer in a call is to its memory
 };
 
 struct ForwardArgs {
@@ -36,7 +37,8 @@ struct ForwardArgs {
   TensorView out;        // like q
   std::span<float> lse;  // [batch, heads, tokens], natural log; may be empty: not wanted
   std::span<std::byte>
-      workspace;  // workspace_bytes(Pass::forward), 64-byte aligned; may be empty: allocated for the call
+      workspace;           // workspace_bytes(Pass::forward), 64-byte aligned; may be empty: allocated for the call
+  void* stream = nullptr;  // on a GPU: the CUDA stream that the work is queued on. The call does not wait for it
 };
 
 struct BackwardArgs {
@@ -47,7 +49,8 @@ struct BackwardArgs {
   TensorView dq;               // like q
   TensorView dk, dv;           // like k
   std::span<std::byte>
-      workspace;  // workspace_bytes(Pass::backward), 64-byte aligned; may be empty: allocated for the call
+      workspace;           // workspace_bytes(Pass::backward), 64-byte aligned; may be empty: allocated for the call
+  void* stream = nullptr;  // as in forward
 };
 
 class Attention {

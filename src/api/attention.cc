@@ -10,6 +10,11 @@ namespace {
 
 bool is_empty(const Problem& problem) { return problem.batch == 0 || problem.tokens == 0; }
 
+const Options& checked_device(const Options& options) {
+  if (options.device.empty() || options.device == "cpu") return options;
+  throw Unsupported("device must be cpu in this build; got " + options.device + ": leave it out");
+}
+
 }  // namespace
 
 struct Attention::Impl {
@@ -20,7 +25,7 @@ struct Attention::Impl {
   Impl(const Problem& given, const Options& options)
       : problem(resolve(given)),
         plan(make_plan(problem)),
-        kernels(make_cpu_kernels(problem, plan, options, {{all_rows()}, false})) {}
+        kernels(make_cpu_kernels(problem, plan, checked_device(options), {{all_rows()}, false})) {}
 
   RowCounts rows() const { return {problem.tokens, problem.tokens}; }
   Rows all_rows() const { return {0, 1, problem.tokens}; }

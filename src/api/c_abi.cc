@@ -170,6 +170,7 @@ Options to_options(const annulus_options* from) {
   Options options;
   options.threads = given.threads;
   if (given.instruction_set != nullptr) options.instruction_set = given.instruction_set;
+  if (given.device != nullptr) options.device = given.device;
   return options;
 }
 
@@ -240,7 +241,8 @@ int annulus_forward(const annulus_attention* attention, const annulus_forward_ar
                     .v = to_view(given.v),
                     .out = to_view(given.out),
                     .lse = checked_buffer(given.lse, given.lse_count, "lse"),
-                    .workspace = to_workspace(given.workspace, given.workspace_bytes)});
+                    .workspace = to_workspace(given.workspace, given.workspace_bytes),
+                    .stream = given.stream});
   });
 }
 
@@ -257,7 +259,8 @@ int annulus_backward(const annulus_attention* attention, const annulus_backward_
                      .dq = to_view(given.dq),
                      .dk = to_view(given.dk),
                      .dv = to_view(given.dv),
-                     .workspace = to_workspace(given.workspace, given.workspace_bytes)});
+                     .workspace = to_workspace(given.workspace, given.workspace_bytes),
+                     .stream = given.stream});
   });
 }
 

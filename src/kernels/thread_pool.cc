@@ -5,7 +5,9 @@
 #include <system_error>
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 namespace annulus {
@@ -22,6 +24,43 @@ struct ThreadPool::Job {
   bool joinable() const { return next < count && !free_slots.empty(); }
 };
 
+struct ThreadPool::Helper {
+  std::thread thread;
+  bool asleep = false;
+#ifdef __linux__
+  cpu_set_t home = {};       // the cores that it may run on
+  int avoided = -1;          // the one of them that it keeps away from
+  pid_t process = getpid();  // a forked child has the record of a helper, not the helper
+
+  // A thread that is woken on its waker's core waits behind it until the system moves it, which takes milliseconds: a
+  // caller that computes at once must have its helpers wake elsewhere. Every wait for the lock is such a moment too, so
+  // they keep away until somebody wakes them from another core.
+  void avoid(int core) {
+    if (core == avoided || core < 0 || core >= CPU_SETSIZE || process != getpid()) return;
+    cpu_set_t elsewhere = home;
+    CPU_CLR(static_cast<std::size_t>(core), &elsewhere);
+    if (CPU_COUNT(&elsewhere) == 0) return;
+    if (pthread_setaffinity_np(thread.native_handle(), sizeof elsewhere, &elsewhere) == 0) avoided = core;
+  }
+#else
+  void avoid(int) {}
+#endif
+};
+
+namespace {
+
+int this_core() {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool() = default;
+
 ThreadPool& ThreadPool::shared() {
   // Never destroyed: in a forked child its helpers do not exist, and tearing it down would wait for them.
   static ThreadPool& pool = *new ThreadPool;
@@ -34,14 +73,21 @@ ThreadPool::~ThreadPool() {
     stopping_ = true;
   }
   work_.notify_all();
-  for (std::thread& helper : helpers_) helper.join();
+  for (Helper& helper : helpers_) helper.thread.join();
 }
 
 // A system that gives no more threads only makes a job slower: no job needs a helper.
 void ThreadPool::grow(int helpers) {
   try {
-    while (static_cast<int>(helpers_.size()) < helpers) helpers_.emplace_back([this] { help(); });
+    while (static_cast<int>(helpers_.size()) < helpers) {
+      Helper& helper = helpers_.emplace_back();
+#ifdef __linux__
+      if (sched_getaffinity(0, sizeof helper.home, &helper.home) != 0) CPU_ZERO(&helper.home);
+#endif
+      helper.thread = std::thread([this, &helper] { help(helper); });
+    }
   } catch (const std::system_error&) {
+    helpers_.pop_back();
   }
 }
 
@@ -74,10 +120,12 @@ void ThreadPool::run_one(Job& job, std::unique_lock<std::mutex>& lock) {
   job.idle.notify_all();
 }
 
-void ThreadPool::help() {
+void ThreadPool::help(Helper& self) {
   std::unique_lock lock(mutex_);
   for (;;) {
+    self.asleep = true;
     work_.wait(lock, [this] { return stopping_ || !open_.empty(); });
+    self.asleep = false;
     if (stopping_) return;
     Job& job = *open_.front();
     open_.splice(open_.end(), open_, open_.begin());
@@ -97,6 +145,9 @@ void ThreadPool::run(std::int64_t count, int width, const Body& f) {
   std::unique_lock lock(mutex_);
   grow(width - 1);
   open_.push_back(&job);
+  const int core = this_core();
+  for (Helper& helper : helpers_)
+    if (helper.asleep) helper.avoid(core);
   work_.notify_all();
   // Helpers may hold every slot for a moment; then there is one to wait for.
   while (job.next < job.count) {

@@ -10,8 +10,6 @@
 #include <functional>
 #include <list>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 namespace annulus {
 
@@ -22,7 +20,7 @@ class ThreadPool {
 
   static ThreadPool& shared();
 
-  ThreadPool() = default;
+  ThreadPool();
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -33,15 +31,16 @@ class ThreadPool {
 
  private:
   struct Job;
+  struct Helper;
 
   void grow(int helpers);
-  void help();
+  void help(Helper& self);
   void run_one(Job& job, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable work_;
   std::list<Job*> open_;  // jobs that a helper may join: tasks left and a slot free
-  std::vector<std::thread> helpers_;
+  std::list<Helper> helpers_;
   bool stopping_ = false;
 };
 
