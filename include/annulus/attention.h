@@ -25,9 +25,9 @@ namespace annulus {
 enum class Pass { forward, backward };
 
 struct Options {
-  int threads = 0;              // 0: all cores this process may use
-  std::string instruction_set;  // "" or "auto": the best this CPU has; else one of instruction_sets()
-  std::string device;           // "" or "cpu"; "cuda" or "cuda:1": a GPU, and every pointer in a call is to its memory
+  int threads = 0;                   // 0: all cores this process may use
+  std::string instruction_set = {};  // "" or "auto": the best this CPU has; else one of instruction_sets()
+  std::string device = {};  // "" or "cpu"; "cuda" or "cuda:1": a GPU, and every pointer in a call is to its memory
 };
 
 struct ForwardArgs {
