@@ -84,7 +84,7 @@ Outlook look_ahead(const PlanJob& job, const std::vector<int>& ranks) {
     const auto sent_by = [&](Strategy strategy) {
       return predict_sent_bytes(job.problem, job.setup.sharding, rank, strategy, job.backward);
     };
-    minimum.push_back(sent_by(Strategy::exchange));
+    minimum.push_back(std::min(sent.back(), sent_by(Strategy::exchange)));  // dealing out may need fewer still
     ring.push_back(sent_by(Strategy::ring));
     if (job.options.strategy == Strategy::replicated || job.options.reproducible) continue;
     const Forecast forecast(job.problem, plan, job.setup.sharding, rank, job.options);

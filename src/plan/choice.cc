@@ -6,6 +6,7 @@
 
 #include "annulus/errors.h"
 #include "annulus/problem.h"
+#include "numeric/size.h"
 #include "plan/parcel.h"
 #include "plan/phase.h"
 #include "plan/reshard.h"
@@ -20,11 +21,6 @@ std::set<int> sample_ranks(int ranks) {
   for (const int rank : {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1})
     if (rank >= 0 && rank < ranks) sample.insert(rank);
   return sample;
-}
-
-std::string mebibytes(std::int64_t bytes) {
-  const auto tenths = static_cast<std::int64_t>(static_cast<double>(bytes) / 1048576.0 * 10.0 + 0.5);
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
 }
 
 Cost cost_of(const Problem& problem, const Sharding& sharding, Strategy strategy, const Rates& rates) {
@@ -93,11 +89,11 @@ std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std
   if (one_rank) return "one rank has all keys";
   if (exchange == 0) return "every key that a query sees lies on its own rank";
   if (choice.strategy == Strategy::reshard)
-    return "dealing out classes moves " + mebibytes(reshard) + ", exchanging keys " + mebibytes(exchange);
+    return "dealing out classes moves " + format_bytes(reshard) + ", exchanging keys " + format_bytes(exchange);
   if (choice.strategy == Strategy::exchange)
-    return mebibytes(exchange) + " of keys and values reach over shards" +
-           (reshard > 0 ? "; dealing out classes would move " + mebibytes(reshard) : "");
-  return mebibytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
+    return format_bytes(exchange) + " of keys and values reach over shards" +
+           (reshard > 0 ? "; dealing out classes would move " + format_bytes(reshard) : "");
+  return format_bytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
 }
 
 }  // namespace
@@ -116,14 +112,14 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
   choice.why = wanted == Strategy::automatic ? "" : "asked for; ";
   for (const Cost& cost : choice.costs)
     choice.why += (&cost == &choice.costs.front() ? "" : ", ") + std::string(name(cost.strategy)) + " receives " +
-                  mebibytes(cost.received_bytes) + " in " + std::to_string(cost.messages) + " messages";
+                  format_bytes(cost.received_bytes) + " in " + std::to_string(cost.messages) + " messages";
   const bool can_deal = can_reshard(problem, sharding) && choice.strategy == Strategy::exchange;
   for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
     const std::int64_t exchange = branch_bytes(problem, sharding, i);
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
-    // Results come home when nothing is left to compute behind them: dealing out must save a good part.
+    // Fewer bytes win, on slow links and on fast ones (docs/running-on-a-cluster.md), when all ranks get as much to do.
     const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                                       2 * reshard < exchange && deals_evenly(problem, sharding, i));
+                                                       reshard < exchange && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
