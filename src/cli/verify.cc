@@ -175,30 +175,46 @@ Problem grid_problem(const Words& words) {
 
 void check_grid_options(const VerifyOptions& options) {
   const ProblemOptions& typed = options.problem;
-  const std::pair<const char*, bool> given[] = {{"--tokens", typed.tokens.has_value()},
-                                                {"--batch", typed.batch.has_value()},
-                                                {"--heads", typed.heads.has_value()},
-                                                {"--kv-heads", typed.kv_heads.has_value()},
-                                                {"--head-dim", typed.head_dim.has_value()},
-                                                {"--dtype", typed.dtype.has_value()},
-                                                {"--segments", typed.segments.has_value()},
-                                                {"--dilations", typed.dilations.has_value()},
+  const std::pair<const char*, bool> given[] = {{"--batch", typed.batch.has_value()},
                                                 {"--head-ranges", typed.head_ranges.has_value()},
                                                 {"--preset", typed.preset.has_value()},
-                                                {"--phase", typed.phase.has_value()},
                                                 {"--classes", typed.classes.has_value()},
-                                                {"--gradient", typed.gradient.has_value()},
-                                                {"--cu-seqlens", typed.cu_seqlens.has_value()},
                                                 {"--scale", typed.scale.has_value()},
                                                 {"--boundaries", options.ranks.boundaries.has_value()},
                                                 {"--memory-limit", options.ranks.memory_limit.has_value()},
                                                 {"--trace", !options.ranks.trace.empty()},
-                                                {"--pad-like-torchscale", typed.pad_like_torchscale},
-                                                {"--causal", typed.causal}};
+                                                {"--pad-like-torchscale", typed.pad_like_torchscale}};
   for (const auto& [option, typed_too] : given)
     if (typed_too)
       throw InvalidArgument("--grid has its own problems; got " + std::string(option) +
                             " beside it: leave out one of them");
+}
+
+// Options that pick problems of the grid, as its words.
+std::vector<Words> wanted_words(const ProblemOptions& typed) {
+  const std::pair<const char*, const Text&> given[] = {
+      {"--tokens", typed.tokens},        {"--heads", typed.heads},         {"--kv-heads", typed.kv_heads},
+      {"--head-dim", typed.head_dim},    {"--dtype", typed.dtype},         {"--segments", typed.segments},
+      {"--phase", typed.phase},          {"--dilations", typed.dilations}, {"--gradient", typed.gradient},
+      {"--cu-seqlens", typed.cu_seqlens}};
+  std::vector<Words> wanted;
+  for (const auto& [option, text] : given)
+    if (text) wanted.push_back({option, *text});
+  if (typed.causal) wanted.push_back({"--causal"});
+  return wanted;
+}
+
+std::vector<Words> chosen_cases(const VerifyOptions& options) {
+  std::optional<std::int64_t> samples;
+  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
+  const std::vector<Words> wanted = wanted_words(options.problem);
+  std::vector<Words> cases = grid_cases(wanted, samples, make_seed(options.problem));
+  if (!cases.empty() || samples == 0) return cases;
+  std::string text;
+  for (const Words& option : wanted)
+    for (const std::string& word : option) text += " " + word;
+  throw InvalidArgument("options beside --grid pick problems from it, by the grid's own values; got" + text +
+                        ", which none has: leave some out, or leave out --grid");
 }
 
 // The options of ranks, as words that repeat them.
@@ -277,9 +293,7 @@ int verify_grid(const VerifyOptions& options) {
     check_cuda_launch(launch);
   else
     (void)settings_of(options, grid_problem({}), launch.ranks);
-  std::optional<std::int64_t> samples;
-  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
-  const std::vector<Words> cases = grid_cases(samples, make_seed(options.problem));
+  const std::vector<Words> cases = chosen_cases(options);
   return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }
 

@@ -305,7 +305,7 @@ class BadInput(CliTest):
         self.refuse_run(["--dq", "--backward"], *npy, "--dq", "dq.npy")
         self.refuse(2, ["--grid-samples", "--grid"], "verify", "--grid-samples", "3")
         self.refuse(2, ["--grid", "--tokens"], "verify", "--grid", "--tokens", "40")
-        self.refuse(2, ["--grid", "--causal"], "verify", "--grid", "--causal")
+        self.refuse(2, ["--grid", "--batch"], "verify", "--grid", "--batch", "2")
         self.refuse(2, ["--repeats", "0"], "bench", *SMALL, "--repeats", "0")
         self.refuse(2, ["--min-seconds", "-1"], "bench", *SMALL, "--min-seconds", "-1")
         self.refuse(2, ["--picture", "[0, 2)", "got 2"], "run", *SMALL, "--picture", "2")
@@ -581,6 +581,10 @@ class Verify(CliTest):
         self.assertEqual(report["problem"], {"grid": True, "cases": 5, "seed": 3})
         self.assertEqual(report["failed"], [])
         self.check_checks(report["checks"])
+
+    def test_part_of_the_grid(self):
+        part = ["--tokens", "2", "--segments", "10", "--heads", "1", "--head-dim", "8", "--dtype", "fp32", "--causal"]
+        self.assertEqual(self.report("verify", "--grid", *part)["problem"]["cases"], 4 * 2)  # phases, gradients
 
 
 class Bench(CliTest):
