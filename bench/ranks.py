@@ -6,7 +6,8 @@
 
 speed    2 MPI ranks of 1 thread against 1 rank of 1 thread, and 8 ranks in one process on all cores against 1 rank with
          as many threads, for segments that fit shards and for one that spans all of them. Rounds alternate.
-memory   1M tokens, forward and backward: peak resident size of each MPI process against the plan, and `gather` beside.
+memory   1M tokens, forward and backward: peak resident size of each MPI process against the plan; and for 256k tokens
+         `gather` beside, which holds everything everywhere.
 traffic  1M tokens on 8 ranks, five branches up to the whole sequence: bytes that the transport counted, auto and ring.
 """
 
@@ -87,16 +88,17 @@ def speed(tool, rounds):
 
 
 def memory(tool, _):
-    problem = ["--tokens", "1M", "--heads", 4, "--head-dim", 64, "--segments", "512,64k", "--dilations", "1,128"]
+    problem = ["--heads", 4, "--head-dim", 64, "--segments", "512,64k", "--dilations", "1,128", "--backward"]
     result = []
-    for strategy in "auto", "gather":
+    for tokens, strategy in ("1M", "auto"), ("256k", "auto"), ("256k", "gather"):
         for ranks in 2, 4, 8:
             report = tool.bench(
-                [*problem, "--backward", "--threads", 1, "--strategy", strategy, *ONCE], mpi_ranks=ranks
+                [*problem, "--tokens", tokens, "--strategy", strategy, "--threads", 1, *ONCE], mpi_ranks=ranks
             )
             by_rank = report["memory"]["by_rank"]
             worst = max(by_rank, key=lambda rank: rank["process_peak_bytes"] / rank["plan_bytes"])
             row = {
+                "tokens": report["problem"]["tokens"],
                 "strategy": strategy,
                 "ranks": ranks,
                 "plan_bytes": worst["plan_bytes"],
@@ -105,7 +107,7 @@ def memory(tool, _):
             }
             result.append(row)
             print(
-                f"memory: {strategy}, {ranks} ranks: process peak {row['process_peak_bytes'] / MIB:.0f} MiB, "
+                f"memory: {tokens} tokens, {strategy}, {ranks} ranks: process peak {row['process_peak_bytes'] / MIB:.0f} MiB, "
                 f"{row['process_peak_of_plan']:.3f} of the plan",
                 flush=True,
             )

@@ -11,7 +11,7 @@
 #include "cli/environment.h"
 #include "kernels/thread_pool.h"
 #ifdef ANNULUS_WITH_MPI
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 #endif
 
 namespace annulus::cli {
