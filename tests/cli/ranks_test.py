@@ -10,7 +10,7 @@ import os
 import time
 import unittest
 
-from cli_test import MEMORY, SHARDING, SMALL, TRAFFIC, CliTest, problem_file, read_safetensors, run
+from tool import MEMORY, SHARDING, SMALL, TRAFFIC, CliTest, problem_file, read_safetensors, run
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 STRATEGIES = ("exchange", "ring", "gather")
