@@ -23,9 +23,12 @@ bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
   const int ranks = setup.sharding.ranks;
   // Which transport it will be is not known here; room for the hungrier one is little.
   const std::int64_t staging = transport_bytes("mpi", ranks);
+  // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
+  RankOptions options = setup.options;
+  if (options.device.threads == 0) options.device.threads = 1;
   return std::ranges::all_of(ranks_to_predict(setup.sharding, problem.tokens), [&](int rank) {
-    return fit_slots(problem, setup.sharding, rank, setup.options, staging, with_backward, *setup.memory_limit)
-               .slot_bytes > 0;
+    return fit_slots(problem, setup.sharding, rank, options, staging, with_backward, *setup.memory_limit).slot_bytes >
+           0;
   });
 }
 
@@ -115,7 +118,8 @@ RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool
     throw OutOfMemory("a rank must stay within --memory-limit " + format_bytes(*setup.memory_limit) + "; rank " +
                       std::to_string(largest) + " needs " + format_bytes(most) + " with " + strategy_text(setup) +
                       " and the smallest slots: give --memory-limit " + std::to_string(most) +
-                      ", more ranks or smaller sizes");
+                      ", more ranks or smaller sizes" +
+                      (strategy_text(setup).find("reshard") == std::string::npos ? "" : ", or --strategy exchange"));
   options.slot_bytes = slots;
   return options;
 }
