@@ -27,7 +27,7 @@ if(BUILD_SHARED_LIBS)
   set(pc_libs "")
 else()
   set(pc_requires "libhwy")
-  set(pc_libs "-lstdc++ -lm -pthread") # a C program is linked by a C compiler
+  set(pc_libs "-lstdc++ -lm -ldl -pthread") # a C program is linked by a C compiler
 endif()
 file(RELATIVE_PATH prefix_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/annulus.pc.in ${PROJECT_BINARY_DIR}/annulus.pc @ONLY)

@@ -5,6 +5,7 @@
 #include "api/checks.h"
 #include "api/own_workspace.h"
 #include "exec/executor.h"
+#include "kernels/device.h"
 #include "plan/choice.h"
 #include "plan/shard.h"
 
@@ -37,6 +38,9 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
+  if (parse_device(options.device.device).is_gpu)
+    throw Unsupported("ranks compute on the CPU; got device " + options.device.device +
+                      ": leave it out, or use Attention on one GPU");
   options = with_strategies(std::move(options), problem, sharding);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");

@@ -251,7 +251,7 @@ int plan(const CommandOptions& options) {
   PlanJob job;
   job.launch = make_launch_of_plan(options.ranks, process_environment);
   if (job.launch.launcher.process > 0) return kRight;  // one process speaks for the job
-  job.problem = make_problem(options.problem, typed_sizes(options.problem));
+  job.problem = make_problem(options.problem, typed_sizes(options));
   job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
   job.backward = options.problem.backward;
   (void)make_group_options(options.ranks, 0);

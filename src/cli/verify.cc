@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/cuda.h"
@@ -135,21 +136,21 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
 
 int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
   check_cuda_launch(launch);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
-  const std::unique_ptr<cuda::Backend> backend = load_cuda();
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
+  const Gpu gpu(options.machine);
   check_reports(report_paths(options));
   std::vector<VerifyCheck> checks;
   {
     Progress progress(options.report.quiet, kCudaVerifySteps);
-    checks = verify_on_cuda(*backend, problem, options.machine.kernel, make_seed(options.problem),
+    checks = verify_on_cuda(gpu, problem, options.machine.kernel, make_seed(options.problem),
                             [&](const std::string& what) { progress.step(what); });
   }
   const bool passed = all_passed(checks);
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(*backend, problem, options.machine.kernel) << checks_text(checks);
+  out << describe_on_cuda(gpu, problem, options.machine.kernel) << checks_text(checks);
   out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
   write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(*backend, options.machine.kernel)},
+                                {"environment", cuda_environment(gpu, options.machine.kernel)},
                                 {"passed", passed},
                                 {"checks", checks_json(checks)}});
   return passed ? kRight : kWrongResult;
@@ -157,9 +158,9 @@ int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
 
 int verify_one(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (options.machine.device == "cuda") return verify_one_on_cuda(options, launch);
+  if (uses_gpu(options.machine)) return verify_one_on_cuda(options, launch);
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
   return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
 }
@@ -170,7 +171,7 @@ Problem grid_problem(const Words& words) {
   CommandOptions options;
   add_options(parser, options, kDefaults);
   parser.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
-  return make_problem(options.problem, typed_sizes(options.problem));
+  return make_problem(options.problem, typed_sizes(options));
 }
 
 void check_grid_options(const VerifyOptions& options) {
@@ -249,7 +250,8 @@ void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t
 
 int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
-  const std::unique_ptr<cuda::Backend> gpu = options.machine.device == "cuda" ? load_cuda() : nullptr;
+  std::optional<Gpu> gpu;
+  if (uses_gpu(options.machine)) gpu.emplace(options.machine);
   WorstChecks worst;
   std::vector<WrongProblem> failures;
   int threads = rank.default_threads();
@@ -289,7 +291,7 @@ int verify_grid(const VerifyOptions& options) {
   check_grid_options(options);
   const Launch launch = make_launch(options.ranks, process_environment);
   const GroupOptions group = make_group_options(options.ranks, 64);
-  if (options.machine.device == "cuda")
+  if (uses_gpu(options.machine))
     check_cuda_launch(launch);
   else
     (void)settings_of(options, grid_problem({}), launch.ranks);

@@ -32,11 +32,11 @@ class Usage(CliTest):
         self.refuse(2, ["--tokens", "received 2"], "run", "--tokens", "1", "--tokens", "2")
 
     def test_devices_that_are_not_there(self):
-        self.refuse(3, ["--device", "got tpu", "CPU"], "run", *SMALL, "--device", "tpu")
+        self.refuse(3, ["--device", "tpu", "CPU"], "run", *SMALL, "--device", "tpu")
         self.succeed("run", *SMALL, "--device", "cpu")
         if "cuda" not in self.report("info")["devices"]:
             for command in "run", "verify", "bench":
-                self.refuse(3, ["--device cuda", "--device cpu"], command, *SMALL, "--device", "cuda")
+                self.refuse(3, ["cuda", "device cpu"], command, *SMALL, "--device", "cuda")
 
     def test_unknown_instruction_set_names_those_there_are(self):
         sets = self.report("info")["instruction_sets"]

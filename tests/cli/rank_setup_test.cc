@@ -19,9 +19,7 @@ CommandOptions parse(std::vector<std::string> words) {
   return options;
 }
 
-Problem problem_of(const CommandOptions& options) {
-  return make_problem(options.problem, typed_sizes(options.problem));
-}
+Problem problem_of(const CommandOptions& options) { return make_problem(options.problem, typed_sizes(options)); }
 
 RankSetup setup_of(const std::vector<std::string>& words, int ranks) {
   const CommandOptions options = parse(words);
