@@ -44,12 +44,11 @@ class Model(nn.Module):
         return self.head(self.blocks(self.embedding(tokens)))
 
 
-def repeating_tokens(count: int, generator: torch.Generator) -> torch.Tensor:
-    """A motif of 50 tokens again and again, some of them wrong: what comes next is 49 tokens back."""
-    motif = torch.randint(VOCABULARY, (50,), generator=generator)
-    tokens = motif.repeat(count // 50 + 2)[: count + 1]
-    wrong = torch.rand(count + 1, generator=generator) < 0.05
-    return torch.where(wrong, torch.randint(VOCABULARY, (count + 1,), generator=generator), tokens)[None]
+def noisy(motif: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """The motif again and again, with one token in twenty wrong."""
+    tokens = motif.repeat(count // motif.numel() + 1)[:count]
+    wrong = torch.rand(count, generator=generator) < 0.05
+    return torch.where(wrong, torch.randint(VOCABULARY, (count,), generator=generator), tokens)[None]
 
 
 def main() -> None:
@@ -67,8 +66,9 @@ def main() -> None:
     model = Model(group=group, shard_lengths=lengths)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
+    motif = torch.randint(VOCABULARY, (50,), generator=generator)
     for step in range(options.steps):
-        whole = repeating_tokens(tokens, generator)
+        whole = noisy(motif, tokens + 1, generator)
         inputs = annulus.shard(whole[:, :-1], group, shard_lengths=lengths)
         targets = annulus.shard(whole[:, 1:], group, shard_lengths=lengths)
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / tokens

@@ -2,8 +2,11 @@
 
 The library posts an exchange and computes; a thread of the courier's sends, receives and checks meanwhile, and the
 library waits for it when it needs the rows. Every message goes behind a frame of fixed size that says what it is, so
-ranks that do not run the same thing get an error instead of each other's bytes, and a rank that gives up says why in
-place of its next frame. Whoever hears of a failure hands it on: all ranks get the same sentence.
+ranks that do not run the same thing get an error instead of each other's bytes.
+
+A rank that gives up says why in a note to every other. Each rank has had a receive open for such notes since the
+beginning. A gloo receive can only be waited for, and a wait that times out closes all connections of the group, so it
+is never waited for: the last byte of a note is not 0, and seeing it means that all of it is there.
 
 A killed rank's connections close, which is noticed at once. One that is stopped is noticed when the timeout of the
 process group has passed.
@@ -11,6 +14,8 @@ process group has passed.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import datetime
 import queue
@@ -24,16 +29,15 @@ import torch.distributed as dist
 
 from . import _library as c
 
-FRAME_TAG, PAYLOAD_TAG = 0x0A770001, 0x0A770002
-FRAME = struct.Struct("<QQqq")  # kind, plan, step, bytes
-FRAME_BYTES = 1024  # a frame, then text
-MESSAGE, FAILURE = 0x616E6E756C757301, 0x616E6E756C757302
-FAREWELL_SECONDS = 0.25  # for what was said last to get out, as the process may end now
+FRAME_TAG, PAYLOAD_TAG, NOTE_TAG = 0x0A770001, 0x0A770002, 0x0A770003
+FRAME = struct.Struct("<Qqq")  # plan, step, bytes
+NOTE_BYTES = 1024
+LOOK_SECONDS = 0.05  # how often a waiting rank looks for notes
+FAREWELL_SECONDS = 0.25  # for a note to get out, as the process may end now; and for one to come in
 
 
-def _frame(kind: int, plan: int, step: int, count: int, text: str = "") -> torch.Tensor:
-    body = FRAME.pack(kind, plan, step, count) + text.encode(errors="replace")[: FRAME_BYTES - FRAME.size - 1]
-    return torch.frombuffer(bytearray(body.ljust(FRAME_BYTES, b"\0")), dtype=torch.uint8)
+def _bytes(body: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
 
 def _memory(address: int, count: int) -> torch.Tensor:
@@ -69,7 +73,11 @@ class Courier:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._told = threading.Lock()
-        self._last_words: list[Any] = []  # kept until the end: they may still be on their way
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        self._notes = [torch.zeros(NOTE_BYTES, dtype=torch.uint8) for _ in others]
+        self._last_words: list[Any] = []
+        listening = [self._operation(dist.irecv, *each, NOTE_TAG) for each in zip(self._notes, others, strict=True)]
+        self._listening = dist.batch_isend_irecv(listening) if listening else []
         self.callbacks = c.TransportCallbacks(
             rank=self.rank,
             size=self.size,
@@ -81,39 +89,52 @@ class Courier:
     # ---- What the library calls
 
     def post(self, exchange: c.Exchange) -> None:
+        self._hear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="annulus-courier", daemon=True)
             self._thread.start()
+            atexit.register(self._end)
         self._job = _Job(exchange)
         self._jobs.put(self._job)
 
     def wait(self) -> None:
         job = self._job
         assert job is not None, "the library waits for an exchange that it has not posted"
-        if not job.done.wait(self.timeout_s):
-            raise c.TransportError(
-                f"rank {job.waits_for} is lost, or waits for one that is: rank {self.rank} has waited for it for "
-                f"{self.timeout_s:.3g} s at step {job.step}; see what it printed, or give the process group a longer "
-                "timeout if it is only slow"
-            )
+        begin = time.monotonic()
+        while not job.done.wait(LOOK_SECONDS):
+            self._hear()
+            if self.timeout_s is not None and time.monotonic() - begin > self.timeout_s:
+                raise c.TransportError(
+                    f"rank {job.waits_for} is lost, or waits for one that is: rank {self.rank} has waited for it for "
+                    f"{self.timeout_s:.3g} s at step {job.step}; see what it printed, or give the process group a "
+                    "longer timeout if it is only slow"
+                )
         if job.error is not None:
+            time.sleep(FAREWELL_SECONDS)  # another rank may be about to say what is behind it
+            self._hear()
             raise job.error
         job.deliver()
         self._job = None
 
+    def _hear(self) -> None:
+        for note in self._notes:
+            if note[-1]:
+                body = ctypes.string_at(note.data_ptr(), NOTE_BYTES - 1)
+                raise c.TransportError(body.rstrip(b"\0").decode(errors="replace"))
+
     def tell(self, text: str) -> None:
-        """Tells all ranks that the group has failed, once."""
+        """Tells all ranks that the group has failed, and why; once."""
         if not self._told.acquire(blocking=False):
             return
-        frame = _frame(FAILURE, 0, -1, len(text), text)
+        note = _bytes(text.encode(errors="replace")[: NOTE_BYTES - 1].ljust(NOTE_BYTES - 1, b"\0") + b"\1")
+        self._last_words.append(note)  # kept: it may still be on its way
         for peer in range(self.size):
             if peer == self.rank:
                 continue
             try:
-                self._last_words += dist.batch_isend_irecv([self._operation(dist.isend, frame, peer, FRAME_TAG)])
+                self._last_words += dist.batch_isend_irecv([self._operation(dist.isend, note, peer, NOTE_TAG)])
             except RuntimeError:  # that rank cannot be reached any more
                 pass
-        self._last_words.append(frame)
         time.sleep(FAREWELL_SECONDS)
 
     def _guard(self, message: tuple[int, int], call) -> int:
@@ -141,14 +162,25 @@ class Courier:
                 job.error = error
             job.done.set()
 
+    def _end(self) -> None:
+        """A thread that still waits in gloo when Python ends would take the process down with it. After a failure one
+        may: closing the connections, by a wait that times out, sets it free."""
+        job = self._job
+        if job is None or job.done.is_set():
+            return
+        with contextlib.suppress(RuntimeError):
+            other = (self.rank + 1) % self.size
+            self.group.recv([torch.empty(1)], other, NOTE_TAG + 1).wait(datetime.timedelta(milliseconds=1))
+        job.done.wait(1)
+
     def _move(self, job: _Job) -> None:
-        frames = [torch.empty(FRAME_BYTES, dtype=torch.uint8) for _ in job.receives]
+        frames = [torch.empty(FRAME.size, dtype=torch.uint8) for _ in job.receives]
         operations = [
             self._operation(dist.irecv, frame, peer, FRAME_TAG)
             for frame, (peer, _, _) in zip(frames, job.receives, strict=True)
         ]
         for peer, payload in job.sends:
-            frame = _frame(MESSAGE, job.plan, job.step, payload.numel())
+            frame = _bytes(FRAME.pack(job.plan, job.step, payload.numel()))
             operations.append(self._operation(dist.isend, frame, peer, FRAME_TAG))
             operations.append(self._operation(dist.isend, payload, peer, PAYLOAD_TAG))
         works = self._begin(job, operations)
@@ -185,17 +217,14 @@ class Courier:
             raise self._lost(f"rank {peer}", job, error) from error
 
     def _lost(self, who: str, job: _Job, error: BaseException) -> c.TransportError:
-        reason = str(error).strip().splitlines() or ["no reason given"]
+        reason = str(error).strip().partition(". ")[0]
         return c.TransportError(
-            f"{who} is lost, and rank {self.rank} waits for it at step {job.step}; see what it printed ({reason[0]})"
+            f"{who} is lost, and rank {self.rank} waits for it at step {job.step}; see what it printed ({reason})"
         )
 
     def _check(self, job: _Job, peer: int, count: int, frame: torch.Tensor) -> None:
-        body = ctypes.string_at(frame.data_ptr(), FRAME_BYTES)
-        kind, plan, step, sent = FRAME.unpack_from(body)
-        if kind == FAILURE:
-            raise c.TransportError(body[FRAME.size :].rstrip(b"\0").decode(errors="replace"))
-        if (kind, plan, step, sent) != (MESSAGE, job.plan, job.step, count):
+        plan, step, sent = FRAME.unpack(ctypes.string_at(frame.data_ptr(), FRAME.size))
+        if (plan, step, sent) != (job.plan, job.step, count):
             raise c.TransportError(
                 f"rank {peer} and rank {self.rank} disagree: rank {peer} sends {sent} bytes at step {step} of plan "
                 f"{plan:016x}, rank {self.rank} expects {count} bytes at step {job.step} of plan {job.plan:016x}; all "

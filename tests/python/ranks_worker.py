@@ -219,7 +219,7 @@ def callback_exception(group, rank, ranks):
     expect_transport_error(lambda: annulus.dilated_attention(x, x, x, [64], [1], group=group), "network cable")
 
 
-def train_until(group, rank, ranks, last):
+def train_until(group, last):
     torch.manual_seed(0)
     model = Model(group=group)
     x = torch.randn(1, 40, 24)
@@ -229,36 +229,43 @@ def train_until(group, rank, ranks, last):
         model(x).square().sum().backward()
 
 
-def killed(group, rank, ranks):
-    culprit = ranks - 1
-
+def stopped(group, rank, ranks):
     def last():
-        if rank == culprit:
+        if rank == ranks - 1:
+            time.sleep(8)  # twice the timeout of the group
+            raise annulus.TransportError("the rank that slept: lost")
+
+    expect_transport_error(lambda: train_until(group, last), "lost")
+
+
+def killed(group, rank, ranks):
+    def last():
+        if rank == ranks - 1:
+            print(f"rank {rank}: done with {killed.__name__}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    expect_transport_error(lambda: train_until(group, rank, ranks, last), f"rank {culprit}", "lost")
+    expect_transport_error(lambda: train_until(group, last), f"rank {ranks - 1}", "lost")
 
 
-def stopped(group, rank, ranks):
-    culprit = ranks - 1
-
-    def last():
-        if rank == culprit:
-            time.sleep(10)  # the group's timeout is 4 seconds
-            os._exit(0)
-
-    expect_transport_error(lambda: train_until(group, rank, ranks, last), "lost")
+def all_wrong(world, rank, ranks):
+    """A group fails and harms nothing else in the process: each case has one of its own. The last one ends a rank."""
+    for case in (disagreement, other_calls, bad_argument, callback_exception, stopped, killed):
+        seconds = 4 if case is stopped else 120
+        group = dist.new_group(list(range(ranks)), timeout=datetime.timedelta(seconds=seconds))
+        case(group, rank, ranks)
+        print(f"rank {rank}: done with {case.__name__}", flush=True)
+        if case is killed:
+            os._exit(0)  # a world that has lost a rank cannot be taken down in order
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert x.item() == ranks
 
 
 def main():
-    case = sys.argv[1]
-    timeout = datetime.timedelta(seconds=4 if case == "stopped" else 120)
-    dist.init_process_group("gloo", timeout=timeout)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    globals()[case](dist.group.WORLD, rank, ranks)
+    globals()[sys.argv[1]](dist.group.WORLD, rank, ranks)
     print(f"rank {rank}: done", flush=True)
-    if case in ("killed", "stopped"):
-        os._exit(0)  # a group that has lost a rank cannot be taken down in order
     dist.destroy_process_group()
 
 
