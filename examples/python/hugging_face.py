@@ -57,7 +57,9 @@ class MiniAttention(nn.Module):
 
 def main() -> None:
     def eager(module, query, key, value, scaling, **_):
-        out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        out = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
         return out.transpose(1, 2), None
 
     torch.manual_seed(0)

@@ -11,5 +11,5 @@ out = annulus.dilated_attention(q, k, v, segment_lengths=[1024, 4096], dilation_
 if out.requires_grad:
     out.square().mean().backward()
 
-print(annulus.plan(10_007, 8, 64, [1024, 4096], [1, 4], causal=True, dtype=dtype))
+print(annulus.plan(10_007, 8, 64, [1024, 4096], [1, 4], causal=True, dtype=dtype, device=device))
 print(f"{device}: out {tuple(out.shape)}, all finite: {bool(out.isfinite().all())}")

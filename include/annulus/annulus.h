@@ -144,16 +144,16 @@ typedef struct annulus_backward_args {
 
 // Dense fp64 tensors of the problem's shapes.
 typedef struct annulus_reference_args {
-  size_t struct_size;      // sizeof(annulus_reference_args)
-  const double* q;         // [batch, tokens, heads, head_dim]
-  const double* k;         // [batch, tokens, kv_heads, head_dim]
-  const double* v;         // [batch, tokens, kv_heads, head_dim]
-  const double* dout;      // like q; may be null: forward
-  double* out;             // like q; written by forward
-  double* lse;             // [batch, heads, tokens]; written by forward
-  double *dq, *dk, *dv;    // like q, k and v; written by backward
-  int32_t threads;         // 0: all cores
-  int32_t reserved;        // 0
+  size_t struct_size;    // sizeof(annulus_reference_args)
+  const double* q;       // [batch, tokens, heads, head_dim]
+  const double* k;       // [batch, tokens, kv_heads, head_dim]
+  const double* v;       // [batch, tokens, kv_heads, head_dim]
+  const double* dout;    // like q; may be null: forward
+  double* out;           // like q; written by forward
+  double* lse;           // [batch, heads, tokens]; written by forward
+  double *dq, *dk, *dv;  // like q, k and v; written by backward
+  int32_t threads;       // 0: all cores
+  int32_t reserved;      // 0
 } annulus_reference_args;
 
 typedef struct annulus_memory_component {

@@ -36,8 +36,8 @@ class Carrier {
  public:
   virtual ~Carrier() = default;
 
-  // Begins to move the exchange, and may go on until wait() returns or throws. A message whose plan, step or size is not
-  // the receiver's must be an error on both sides.
+  // Begins to move the exchange, and may go on until wait() returns or throws. A message whose plan, step or size is
+  // not the receiver's must be an error on both sides.
   virtual void post(const PackedExchange& exchange) = 0;
   // Returns when everything has arrived and everything sent may be overwritten; throws when the deadline has passed.
   virtual void wait() = 0;
@@ -49,8 +49,8 @@ class Carrier {
   virtual void abort(const std::string& text) noexcept = 0;
 };
 
-// Without a carrier: a transport that looks ahead. It agrees with itself and moves nothing, so a RankAttention made with
-// it knows its memory and its traffic, and refuses to compute.
+// Without a carrier: a transport that looks ahead. It agrees with itself and moves nothing, so a RankAttention made
+// with it knows its memory and its traffic, and refuses to compute.
 std::unique_ptr<Transport> make_carried_transport(int rank, int size, std::unique_ptr<Carrier> carrier);
 
 }  // namespace annulus

@@ -131,10 +131,8 @@ class Courier:
         for peer in range(self.size):
             if peer == self.rank:
                 continue
-            try:
+            with contextlib.suppress(RuntimeError):  # that rank cannot be reached any more
                 self._last_words += dist.batch_isend_irecv([self._operation(dist.isend, note, peer, NOTE_TAG)])
-            except RuntimeError:  # that rank cannot be reached any more
-                pass
         time.sleep(FAREWELL_SECONDS)
 
     def _guard(self, message: tuple[int, int], call) -> int:

@@ -51,6 +51,10 @@ class Group:
 _groups: dict[str, Group] = {}
 
 
+def process_group(name: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
 def name_of(group: dist.ProcessGroup | str | None) -> str:
     """The name of a group of several ranks; "" for one rank alone."""
     if group is None:
@@ -61,16 +65,16 @@ def name_of(group: dist.ProcessGroup | str | None) -> str:
 
 
 def group_of(name: str) -> Group:
-    process_group = dist.distributed_c10d._resolve_process_group(name)
+    there = process_group(name)
     found = _groups.get(name)
-    if found is None or found.process_group() is not process_group:
-        backend = dist.get_backend(process_group)
+    if found is None or found.process_group() is not there:
+        backend = dist.get_backend(there)
         if backend == "nccl":
             raise ValueError(
                 "sequences over several ranks move through host memory in this version, which the backend nccl does "
                 "not serve; got a group of nccl: pass a group of gloo, by torch.distributed.new_group(backend='gloo')"
             )
-        found = _groups[name] = Group(process_group)
+        found = _groups[name] = Group(there)
     return found
 
 
@@ -78,8 +82,8 @@ def total_tokens(name: str, rows: int, shard_lengths: tuple[int, ...]) -> int:
     """Tokens of the whole sequence, when this rank has `rows` of them."""
     if not name:
         return rows
-    process_group = dist.distributed_c10d._resolve_process_group(name)
-    rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+    there = process_group(name)
+    rank, ranks = dist.get_rank(there), dist.get_world_size(there)
     if not shard_lengths:
         return rows * ranks
     if len(shard_lengths) != ranks:

@@ -75,7 +75,9 @@ class Handle:
         self._dtype_code = DTYPES.get(dtype, 0)
         call = functools.partial(getattr, c.library())
         self._forward, self._backward = call(f"{self._prefix}_forward"), call(f"{self._prefix}_backward")
-        weakref.finalize(self, call("annulus_rank_destroy" if self._prefix != "annulus" else "annulus_destroy"), pointer)
+        weakref.finalize(
+            self, call("annulus_rank_destroy" if self._prefix != "annulus" else "annulus_destroy"), pointer
+        )
         self._workspace: dict[int, int] = {}
 
     def _check(self, status: int) -> None:
@@ -162,7 +164,7 @@ def _one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device,
     pointer = ctypes.c_void_p()
     problem = make_problem(Spec.read(spec), sizes, dtype)
     c.check(c.library().annulus_create(problem, make_options(device, threads), ctypes.byref(pointer)))
-    return Handle(pointer.value, dtype)
+    return Handle(pointer.value or 0, dtype)
 
 
 def one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Handle:
@@ -180,7 +182,7 @@ def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device: torch.d
     problem, sharding = make_problem(spec, sizes, dtype), make_sharding(ranks, spec.layout, spec.shard_lengths)
     pointer = ctypes.c_void_p()
     group.check(c.library().annulus_rank_create(problem, sharding, transport, options, ctypes.byref(pointer)))
-    return RankHandle(pointer.value, dtype, group)
+    return RankHandle(pointer.value or 0, dtype, group)
 
 
 def reference(spec: Spec, q, k, v, dout=None) -> tuple[torch.Tensor, ...]:
@@ -188,6 +190,8 @@ def reference(spec: Spec, q, k, v, dout=None) -> tuple[torch.Tensor, ...]:
     batch, tokens, heads, head_dim = q.shape
     problem = make_problem(spec, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype)
     dense = {"q": q.contiguous(), "k": k.contiguous(), "v": v.contiguous()}
+    names: tuple[str, ...]
+    results: tuple[torch.Tensor, ...]
     if dout is None:
         names, results = ("out", "lse"), (torch.empty_like(dense["q"]), q.new_empty(batch, heads, tokens))
     else:

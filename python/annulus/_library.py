@@ -1,4 +1,4 @@
-"""The C ABI (include/annulus/annulus.h and annulus_ranks.h) through ctypes: its structs, its errors, and the one library.
+"""The C ABI (include/annulus/annulus.h and annulus_ranks.h) through ctypes: its structs, its errors, and the library.
 
 Structs that are filled on every call are packed by `struct` formats, which is several times as fast as assigning to the
 fields of ctypes structures; the library checks their size.
@@ -144,7 +144,9 @@ class TransportCallbacks(Sized):
 
 
 _TENSOR = "Pi8q"  # data, dtype, shape, stride
-FORWARD_ARGS = struct.Struct("@N" + 4 * _TENSOR + "PNPNP")  # q, k, v, out, lse and its count, workspace and bytes, stream
+FORWARD_ARGS = struct.Struct(
+    "@N" + 4 * _TENSOR + "PNPNP"
+)  # q, k, v, out, lse and its count, workspace and bytes, stream
 BACKWARD_ARGS = struct.Struct("@N" + 8 * _TENSOR + "PNPNP")  # q, k, v, out, dout, dq, dk, dv, then as in forward
 
 

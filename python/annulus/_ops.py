@@ -28,9 +28,7 @@ def _handle(q: Tensor, k: Tensor, text: str):
             "them to the CPU, or leave out group"
         )
     tokens = total_tokens(spec.group, k.shape[1], spec.shard_lengths)
-    return group_of(spec.group).handle(
-        text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device
-    )
+    return group_of(spec.group).handle(text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device)
 
 
 def _fp64_spec(q: Tensor, text: str) -> Spec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,29 @@ if TYPE_CHECKING:
 _cached_spec = functools.lru_cache(maxsize=1024)(make_spec)
 
 
+@overload
 def dilated_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segment_lengths: Sequence[int] | None = None,
+    dilation_rates: Sequence[int] | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Any,
+) -> Tensor: ...
+@overload
+def dilated_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segment_lengths: Sequence[int] | None = None,
+    dilation_rates: Sequence[int] | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Any,
+) -> tuple[Tensor, Tensor]: ...
+def dilated_attention(  # type: ignore[misc]  # the overloads name what decides the type of the result
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -136,15 +158,34 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
+    a, b = q.shape, k.shape
+    fit = (
+        len(a) == len(b) == 4
+        and b == v.shape
+        and a[0] == b[0]
+        and (replicated or a[1] == b[1])
+        and a[3] == b[3]
+        and b[2] > 0
+        and a[2] % b[2] == 0
+        and q.device == k.device == v.device
+        and (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type))
+    )
+    if not fit:
+        _refuse(q, k, v, replicated)
+
+
+def _refuse(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
+    """The first rule that the tensors break."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
             "q, k and v must have the shape [batch, tokens, heads, head_dim]; got "
             f"{q.dim()}, {k.dim()} and {v.dim()} dimensions: use view or unflatten"
         )
     if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape; got {list(k.shape)} and {list(v.shape)}")
-    same_tokens = replicated or q.shape[1] == k.shape[1]
-    if q.shape[0] != k.shape[0] or not same_tokens or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"k and v must have the same shape; got {list(k.shape)} and {list(v.shape)}: project them alike"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or (q.shape[1] != k.shape[1] and not replicated):
         raise ValueError(
             f"q and k must agree in batch, tokens and head_dim; got {list(q.shape)} and {list(k.shape)}: heads alone "
             "may differ"
@@ -156,6 +197,4 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
         )
     if q.device != k.device or q.device != v.device:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device} and {v.device}: move them")
-    autocast = torch.is_autocast_enabled(q.device.type)
-    if not autocast and (q.dtype != k.dtype or q.dtype != v.dtype):
-        raise ValueError(f"q, k and v must be of one type; got {q.dtype}, {k.dtype} and {v.dtype}: convert them")
+    raise ValueError(f"q, k and v must be of one type; got {q.dtype}, {k.dtype} and {v.dtype}: convert them")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._groups import name_of, total_tokens
+from ._groups import name_of, process_group, total_tokens
 from .functional import dilated_attention
 from .rotary import rotate
 from .sharding import positions as positions_of
 
 
 class DilatedAttention(nn.Module):
-    """`annulus.dilated_attention` with its options kept: forward takes q, k, v, ``[batch, tokens, heads, head_dim]``."""
+    """`annulus.dilated_attention` with its options kept; forward takes ``[batch, tokens, heads, head_dim]``."""
 
-    def __init__(self, segment_lengths: Sequence[int], dilation_rates: Sequence[int], **options):
+    def __init__(self, segment_lengths: Sequence[int], dilation_rates: Sequence[int], **options: Any):
         super().__init__()
         self.segment_lengths, self.dilation_rates = tuple(segment_lengths), tuple(dilation_rates)
         self.options = options
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return dilated_attention(q, k, v, self.segment_lengths, self.dilation_rates, **{**self.options, **options})
 
     def extra_repr(self) -> str:
@@ -69,7 +70,7 @@ class MultiheadDilatedAttention(nn.Module):
         shard_lengths: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options,
+        **options: Any,
     ):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -86,7 +87,7 @@ class MultiheadDilatedAttention(nn.Module):
         self.group, self.layout, self.shard_lengths = group, layout, shard_lengths
         self.segment_lengths, self.dilation_rates = tuple(segment_lengths), tuple(dilation_rates)
         self.options = options
-        make = {"bias": bias, "device": device, "dtype": dtype}
+        make: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = nn.Linear(embed_dim, embed_dim, **make)
         self.k_proj = nn.Linear(embed_dim, kv_heads * self.head_dim, **make)
         self.v_proj = nn.Linear(embed_dim, kv_heads * self.head_dim, **make)
@@ -140,11 +141,12 @@ class MultiheadDilatedAttention(nn.Module):
         if positions is None:
             positions = torch.arange(tokens, device=q.device)
             if name:
-                group = dist.distributed_c10d._resolve_process_group(name)
-                positions = positions_of(tokens, group, layout=self.layout, shard_lengths=self.shard_lengths)
+                positions = positions_of(
+                    tokens, process_group(name), layout=self.layout, shard_lengths=self.shard_lengths
+                )
         replicated = q.shape[1] != k.shape[1]  # all queries are on every rank
         of_q = torch.arange(tokens, device=q.device) if replicated else positions
-        more = {"base": self.rotary_base}
+        more: dict[str, Any] = {"base": self.rotary_base}
         if self.rotary == "xpos":
             more |= {"xpos_scale_base": self.xpos_scale_base, "xpos_centre": (tokens + 1) // 2}
         return rotate(q, of_q, **more), rotate(k, positions, is_key=True, **more)

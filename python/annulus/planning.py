@@ -31,12 +31,15 @@ class PassPlan:
 @dataclasses.dataclass(frozen=True)
 class Plan:
     forward: PassPlan
-    backward: PassPlan
+    backward: PassPlan | None  # None: the device has no backward in this version
     text: str  # branches, tasks and, on several ranks, the strategy and why
 
     def __str__(self) -> str:
         lines = [self.text.rstrip()]
         for name, each in (("forward", self.forward), ("backward", self.backward)):
+            if each is None:
+                lines.append(f"{name}: not on this device in this version")
+                continue
             lines.append(
                 f"{name}: {each.bytes:,} bytes, {each.workspace_bytes:,} of them workspace; "
                 f"sends {each.sent_bytes:,}, receives {each.received_bytes:,}"
@@ -98,8 +101,11 @@ def plan(
 
 
 def _plan_of(handle, traffic) -> Plan:
-    passes = [
-        PassPlan(handle.memory(which), handle.workspace_bytes(which), *traffic(which))
-        for which in (c.FORWARD, c.BACKWARD)
-    ]
-    return Plan(*passes, handle.explain())
+    def of(which: int) -> PassPlan:
+        return PassPlan(handle.memory(which), handle.workspace_bytes(which), *traffic(which))
+
+    try:
+        backward = of(c.BACKWARD)
+    except NotImplementedError:
+        backward = None
+    return Plan(of(c.FORWARD), backward, handle.explain())

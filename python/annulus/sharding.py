@@ -24,7 +24,7 @@ def positions(
     ranks: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The global positions of a rank's rows, ``[rows]`` in int64, in the order of its rows: what rotary embeddings need.
+    """The global positions of a rank's rows, ``[rows]`` in int64, in their order: what rotary embeddings need.
 
     Args:
         tokens: of the whole sequence.
@@ -98,8 +98,8 @@ def unshard(
 ) -> Tensor:
     """The whole tensor on every rank from each one's rows, the inverse of `shard`. A collective.
 
-    Differentiable, under the rule that the loss is the sum of the losses of all ranks: the gradients that the ranks have
-    for a row are summed.
+    Differentiable, under the rule that the loss is the sum of the losses of all ranks: the gradients that the ranks
+    have for a row are summed.
     """
     return _Unshard.apply(x, group, dim, layout, shard_lengths)
 

@@ -55,16 +55,14 @@ class CCarrier final : public Carrier {
   }
 
   void wait() override {
-    call("wait", [&](char* message, std::size_t capacity) {
-      return callbacks_.wait(callbacks_.context, message, capacity);
-    });
+    call("wait",
+         [&](char* message, std::size_t capacity) { return callbacks_.wait(callbacks_.context, message, capacity); });
   }
 
   bool poll() override {
     if (callbacks_.poll != nullptr)
-      call("poll", [&](char* message, std::size_t capacity) {
-        return callbacks_.poll(callbacks_.context, message, capacity);
-      });
+      call("poll",
+           [&](char* message, std::size_t capacity) { return callbacks_.poll(callbacks_.context, message, capacity); });
     return false;
   }
 
@@ -98,8 +96,8 @@ class CCarrier final : public Carrier {
 };
 
 std::unique_ptr<Carrier> to_carrier(const annulus_transport_callbacks& callbacks) {
-  const bool any = callbacks.post != nullptr || callbacks.wait != nullptr || callbacks.poll != nullptr ||
-                   callbacks.abort != nullptr;
+  const bool any =
+      callbacks.post != nullptr || callbacks.wait != nullptr || callbacks.poll != nullptr || callbacks.abort != nullptr;
   if (!any) return nullptr;
   if (callbacks.post == nullptr || callbacks.wait == nullptr || callbacks.abort == nullptr)
     throw InvalidArgument(

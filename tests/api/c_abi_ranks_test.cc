@@ -12,7 +12,8 @@
 
 #include "annulus/ranks.h"
 #include "annulus/thread_group.h"
-#include "reference/reference.h"
+
+extern "C" int annulus_ranks_in_c(int64_t* received_bytes);
 
 namespace annulus {
 namespace {
@@ -256,8 +257,7 @@ TEST(CRanks, ReproducibleBitsAreThoseOfOneRank) {
     if (layout == ANNULUS_LAYOUT_CONTIGUOUS) shards.boundaries = uneven, shards.boundary_count = 4;
     const auto transports = make_thread_group(3);
     std::vector<std::thread> threads;
-    for (const auto& transport : transports)
-      threads.emplace_back([&] { run_rank(*transport, shards, whole); });
+    for (const auto& transport : transports) threads.emplace_back([&] { run_rank(*transport, shards, whole); });
     for (std::thread& thread : threads) thread.join();
   }
 }
@@ -383,13 +383,19 @@ TEST(CRanks, RefusesNullsAndHalves) {
                     {"transport"}));
   EXPECT_TRUE(fails(annulus_rank_forward(nullptr, nullptr), ANNULUS_INVALID_ARGUMENT, {"attention"}));
   std::size_t count = 0;
-  EXPECT_TRUE(fails(annulus_positions(&shards, kTokens, 2, nullptr, 0, &count), ANNULUS_INVALID_ARGUMENT,
-                    {"rank 2 of 2"}));
+  EXPECT_TRUE(
+      fails(annulus_positions(&shards, kTokens, 2, nullptr, 0, &count), ANNULUS_INVALID_ARGUMENT, {"rank 2 of 2"}));
   EXPECT_TRUE(fails(annulus_positions(&shards, -1, 0, nullptr, 0, &count), ANNULUS_INVALID_ARGUMENT, {"-1"}));
   shards.layout = 9;
   EXPECT_TRUE(fails(annulus_positions(&shards, kTokens, 0, nullptr, 0, &count), ANNULUS_INVALID_ARGUMENT, {"layout"}));
   annulus_rank_destroy(nullptr);
   annulus_transport_destroy(nullptr);
+}
+
+TEST(CRanks, TheHeaderIsC) {
+  int64_t received = 0;
+  EXPECT_TRUE(succeeds(annulus_ranks_in_c(&received)));
+  EXPECT_GT(received, 0);
 }
 
 TEST(CRanks, PositionsOfEveryLayout) {
@@ -398,38 +404,6 @@ TEST(CRanks, PositionsOfEveryLayout) {
   EXPECT_EQ(zigzag.front(), 0);
   EXPECT_EQ(zigzag.back(), kTokens - 1);
   EXPECT_EQ(positions(sharding(3), 2).back(), kTokens - 1);
-}
-
-// ---- fp64 by the reference
-
-TEST(CReference, IsTheReference) {
-  const Problem resolved = resolve(cpp_problem());
-  reference::Inputs inputs;
-  const auto widen = [](const std::vector<float>& values) { return std::vector<double>(values.begin(), values.end()); };
-  const std::size_t count = kTokens * kHeads * kHeadDim;
-  inputs.q = widen(draw(count, 1)), inputs.k = widen(draw(count, 2)), inputs.v = widen(draw(count, 3));
-  inputs.dout = widen(draw(count, 4));
-  const reference::Result expected = reference::exact(resolved, inputs);
-
-  std::vector<double> out(count), lse(kTokens * kHeads), dq(count), dk(count), dv(count);
-  annulus_reference_args args{};
-  args.struct_size = sizeof args;
-  args.q = inputs.q.data(), args.k = inputs.k.data(), args.v = inputs.v.data();
-  args.out = out.data(), args.lse = lse.data();
-  const annulus_problem given = problem();
-  ASSERT_TRUE(succeeds(annulus_reference(&given, &args)));
-  EXPECT_EQ(out, expected.out);
-  EXPECT_EQ(lse, expected.lse);
-  args.dout = inputs.dout.data();
-  EXPECT_TRUE(fails(annulus_reference(&given, &args), ANNULUS_INVALID_ARGUMENT, {"dq", "null"}));
-  args.dq = dq.data(), args.dk = dk.data(), args.dv = dv.data();
-  ASSERT_TRUE(succeeds(annulus_reference(&given, &args)));
-  EXPECT_EQ(dq, expected.dq);
-  EXPECT_EQ(dk, expected.dk);
-  EXPECT_EQ(dv, expected.dv);
-  args.q = nullptr;
-  EXPECT_TRUE(fails(annulus_reference(&given, &args), ANNULUS_INVALID_ARGUMENT, {"q", "null"}));
-  EXPECT_TRUE(fails(annulus_reference(&given, nullptr), ANNULUS_INVALID_ARGUMENT, {"reference_args"}));
 }
 
 }  // namespace

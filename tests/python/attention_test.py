@@ -35,7 +35,9 @@ def check(q, k, v, segments, dilations, **options):
     assert out.dtype == q.dtype and not lse.requires_grad
     assert close(out, exact_out, q.dtype)
     assert torch.equal(lse == -math.inf, exact_lse == -math.inf)
-    assert close(lse.nan_to_num(neginf=0), exact_lse.nan_to_num(neginf=0), torch.float32 if q.dtype != torch.float64 else q.dtype)
+    assert close(
+        lse.nan_to_num(neginf=0), exact_lse.nan_to_num(neginf=0), torch.float32 if q.dtype != torch.float64 else q.dtype
+    )
     for name, a, b in zip(("dq", "dk", "dv"), ours, exact, strict=True):
         assert a.dtype == q.dtype and close(a, b, q.dtype), name
 
@@ -80,7 +82,9 @@ def test_presets_set_phase_and_gradient():
     q, k, v = tensors()
 
     def gradients(**options):
-        return torch.autograd.grad(annulus.dilated_attention(q, k, v, [8, 37], [1, 3], **options).sin().sum(), (q, k, v))
+        return torch.autograd.grad(
+            annulus.dilated_attention(q, k, v, [8, 37], [1, 3], **options).sin().sum(), (q, k, v)
+        )
 
     torchscale = gradients(preset="torchscale")
     spelt_out = gradients(phase="by_head_block", gradient="detached")
@@ -171,7 +175,11 @@ REFUSED = {
     "q unlike k": (lambda q, k, v: annulus.dilated_attention(q[:, 1:], k, v, [8], [1]), ValueError, "36, 4, 8"),
     "heads": (lambda q, k, v: annulus.dilated_attention(q, k[:, :, :3], v[:, :, :3], [8], [1]), ValueError, "multiple"),
     "types": (lambda q, k, v: annulus.dilated_attention(q, k.half(), v, [8], [1]), ValueError, "one type"),
-    "integers": (lambda q, k, v: annulus.dilated_attention(*(x.long() for x in (q, k, v)), [8], [1]), ValueError, "int64"),
+    "integers": (
+        lambda q, k, v: annulus.dilated_attention(*(x.long() for x in (q, k, v)), [8], [1]),
+        ValueError,
+        "int64",
+    ),
     "no pattern": (lambda q, k, v: annulus.dilated_attention(q, k, v), ValueError, "segment_lengths"),
     "lists": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8, 9], [1]), ValueError, "same length"),
     "a segment of 0": (lambda q, k, v: annulus.dilated_attention(q, k, v, [0], [1]), ValueError, "at least 1"),
@@ -181,7 +189,11 @@ REFUSED = {
     "strategy": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], strategy="x"), ValueError, "reshard"),
     "documents": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], cu_seqlens=[0, 9]), ValueError, "37"),
     "classes": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], phase="table"), ValueError, "class"),
-    "head_dim": (lambda q, k, v: annulus.dilated_attention(*3 * [torch.ones(1, 2, 1, 5000)], [8], [1]), NotImplementedError, "head sizes"),
+    "head_dim": (
+        lambda q, k, v: annulus.dilated_attention(*3 * [torch.ones(1, 2, 1, 5000)], [8], [1]),
+        NotImplementedError,
+        "head sizes",
+    ),
 }
 
 

@@ -14,8 +14,7 @@ def unavailable() -> str:
     try:
         annulus.plan(300, 4, 64, *PATTERN.values(), dtype=torch.bfloat16, device="cuda")
     except RuntimeError as error:
-        if "backward" not in str(error):
-            return str(error)
+        return str(error)
     return ""
 
 
@@ -67,22 +66,12 @@ def test_memory_is_that_of_the_plan():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out = annulus.dilated_attention(q, k, v, **PATTERN)
+    annulus.dilated_attention(q, k, v, **PATTERN)
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
-    lse = 4 * out.numel() // 64
-    workspace = annulus_workspace(q)
-    slack = 3 * 512  # torch rounds every tensor up to 512 bytes
-    assert 0 <= taken - (out.numel() * 2 + lse + workspace) <= slack
-
-
-def annulus_workspace(q):
-    from annulus import _library as c
-    from annulus._handles import Sizes, one_rank
-    from annulus._spec import make_spec
-
-    sizes = Sizes(q.shape[0], q.shape[1], q.shape[2], q.shape[2], q.shape[3])
-    return one_rank(make_spec(*PATTERN.values()), sizes, q.dtype, q.device).workspace_bytes(c.FORWARD)
+    plan = annulus.plan(100_003, 8, 64, *PATTERN.values(), batch=2, dtype=torch.bfloat16, device="cuda").forward
+    new = plan.memory["out"] + plan.memory["lse"] + plan.workspace_bytes
+    assert 0 <= taken - new <= 3 * 512  # torch rounds every tensor up to 512 bytes
 
 
 def test_backward_or_a_clear_refusal():
@@ -108,5 +97,7 @@ def test_double_and_groups_are_refused():
 def test_compile():
     q, k, v = tensors(torch.bfloat16)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q: annulus.dilated_attention(q * 2, k, v, **PATTERN), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda q: annulus.dilated_attention(q * 2, k, v, **PATTERN), fullgraph=True, backend="aot_eager"
+    )
     assert torch.equal(compiled(q), annulus.dilated_attention(q * 2, k, v, **PATTERN))

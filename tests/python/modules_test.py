@@ -41,7 +41,9 @@ def test_documents_do_not_see_each_other():
 def torchscale_state(prefix="", wrapped=False):
     """As their layers name them; `wrapped`: a multiway layer of which one half exists."""
     middle = ".A" if wrapped else ""
-    names = [f"{layer}{middle}.{kind}" for layer in ("q_proj", "k_proj", "v_proj", "out_proj") for kind in ("weight", "bias")]
+    names = [
+        f"{layer}{middle}.{kind}" for layer in ("q_proj", "k_proj", "v_proj", "out_proj") for kind in ("weight", "bias")
+    ]
     state = {prefix + name: torch.randn(16, 16) if name.endswith("weight") else torch.randn(16) for name in names}
     state |= {f"{prefix}inner_attn_ln{middle}.{kind}": torch.randn(16) for kind in ("weight", "bias")}
     return state | {f"{prefix}xpos.scale": torch.randn(4)}
@@ -82,7 +84,10 @@ class TestRotary:
         q, k = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
 
         def logit(at_q, at_k, **more):
-            turned = annulus.rotate(q, torch.tensor([at_q]), **more), annulus.rotate(k, torch.tensor([at_k]), is_key=True, **more)
+            turned = (
+                annulus.rotate(q, torch.tensor([at_q]), **more),
+                annulus.rotate(k, torch.tensor([at_k]), is_key=True, **more),
+            )
             return (turned[0] * turned[1]).sum().item()
 
         for more in ({}, {"xpos_scale_base": 512.0}, {"xpos_scale_base": 512.0, "xpos_centre": 50}):
@@ -98,7 +103,9 @@ class TestRotary:
     def test_by_complex_numbers(self):
         x, places = torch.randn(2, 5, 3, 8, dtype=torch.float64), torch.tensor([0, 3, 4, 100, 7])
         angles = places[:, None] * 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-        turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        turned = (
+            torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        )
         assert torch.allclose(annulus.rotate(x, places), torch.view_as_real(turned).flatten(-2))
 
     def test_odd_heads_are_refused(self):

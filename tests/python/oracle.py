@@ -1,4 +1,4 @@
-"""Dilated attention as docs/semantics.md defines it, in plain PyTorch: every key is asked whether it belongs to a query.
+"""Dilated attention as docs/semantics.md defines it, in plain PyTorch: every key is asked if it belongs to a query.
 
 Differentiable by autograd, in any type, and without a line of Annulus: it judges the bindings, the op and its gradient.
 """

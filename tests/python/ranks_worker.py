@@ -1,5 +1,5 @@
-"""One rank of a torchrun job of ranks_test.py: `ranks_worker.py CASE`. What one rank alone computes is computed here too,
-on every rank, and compared."""
+"""One rank of a job of ranks_test.py: `ranks_worker.py CASE`. What one rank alone computes is computed here too, on
+every rank, and compared."""
 
 import datetime
 import os
@@ -89,14 +89,18 @@ def every_strategy(group, rank, ranks):
     for options in cases:
         for dtype in (torch.float32, torch.bfloat16):
             tensors = [x.to(dtype) for x in (q, k, v, dout)]
-            alone = attend(*tensors, **{name: x for name, x in options.items() if name not in ("strategy", "reproducible")})
+            alone = attend(
+                *tensors, **{name: x for name, x in options.items() if name not in ("strategy", "reproducible")}
+            )
             mine = attend(*(annulus.shard(x, group, **shared) for x in tensors), group=group, **shared, **options)
             for name, ours, theirs in zip(("out", "lse", "dq", "dk", "dv"), mine, alone, strict=True):
                 theirs = annulus.shard(theirs, group, dim=2 if name == "lse" else 1, **shared)
                 if "reproducible" in options and dtype == torch.float32:
                     assert torch.equal(ours, theirs), (name, options, dtype)
                 close = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.1}
-                torch.testing.assert_close(ours, theirs, **close, msg=lambda text, n=name, o=options: f"{n} {o}: {text}")
+                torch.testing.assert_close(
+                    ours, theirs, **close, msg=lambda text, n=name, o=options: f"{n} {o}: {text}"
+                )
     own_keys = [annulus.shard(x, group, **shared) for x in (k, v)]
     out = annulus.dilated_attention(q, *own_keys, **PATTERN, group=group, strategy="replicated", **shared)
     torch.testing.assert_close(out, attend(q, k, v, dout)[0], rtol=0, atol=1e-4)
@@ -114,7 +118,9 @@ def helpers(group, rank, ranks):
         assert torch.equal(again, whole)
         (again * (rank + 1)).sum().backward()  # the loss is the sum over ranks: 1 + 2 + ... + p a row
         assert torch.equal(mine.grad, torch.full_like(mine, ranks * (ranks + 1) / 2))
-        assert torch.equal(annulus.shard(whole.transpose(0, 1), group, dim=0, **shared), whole[:, places].transpose(0, 1))
+        assert torch.equal(
+            annulus.shard(whole.transpose(0, 1), group, dim=0, **shared), whole[:, places].transpose(0, 1)
+        )
 
 
 def plan_and_refusals(group, rank, ranks):
