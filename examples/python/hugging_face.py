@@ -57,9 +57,8 @@ class MiniAttention(nn.Module):
 
 def main() -> None:
     def eager(module, query, key, value, scaling, **_):
-        out = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
         return out.transpose(1, 2), None
 
     torch.manual_seed(0)

@@ -55,6 +55,10 @@ def process_group(name: str) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
+def process_group_of(group: dist.ProcessGroup | str | None) -> dist.ProcessGroup | None:
+    return process_group(group) if isinstance(group, str) else group
+
+
 def name_of(group: dist.ProcessGroup | str | None) -> str:
     """The name of a group of several ranks; "" for one rank alone."""
     if group is None:

@@ -4,10 +4,13 @@ Both take tensors [batch, tokens, heads, head_dim] and a spec (see _spec.py). A 
 copied once; every other layout is read where it lies.
 """
 
+from typing import Sequence  # noqa: UP035  # torch 2.4 reads no other in a schema
+
 import torch
 from torch import Tensor
 
-from ._groups import group_of, total_tokens
+from . import sharding
+from ._groups import group_of, process_group, total_tokens
 from ._handles import DTYPES, Sizes, one_rank, reference
 from ._spec import Spec
 
@@ -96,6 +99,20 @@ def backward(
 @backward.register_fake
 def _(dout, q, k, v, out, lse, spec):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+@torch.library.custom_op("annulus::positions", mutates_args=())
+def positions(x: Tensor, tokens: int, group: str, layout: str, shard_lengths: Sequence[int]) -> Tensor:
+    """The positions of this rank's rows ``x``, ``[batch, rows, ...]``: an operator, so that it can be compiled."""
+    total_tokens(group, x.shape[1], tuple(shard_lengths))  # says what does not fit
+    return sharding.positions(
+        tokens, process_group(group), layout=layout, shard_lengths=shard_lengths or None, device=x.device
+    )
+
+
+@positions.register_fake
+def _(x, tokens, group, layout, shard_lengths):
+    return x.new_empty((x.shape[1],), dtype=torch.int64)
 
 
 def _wants_determinism() -> bool:

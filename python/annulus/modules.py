@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._groups import name_of, process_group, total_tokens
+from . import _ops
+from ._groups import name_of, process_group_of
 from .functional import dilated_attention
 from .rotary import rotate
-from .sharding import positions as positions_of
 
 
 class DilatedAttention(nn.Module):
@@ -95,7 +95,10 @@ class MultiheadDilatedAttention(nn.Module):
         self.inner_attn_ln = (
             nn.LayerNorm(embed_dim, eps=layer_norm_eps, device=device, dtype=dtype) if layer_norm else None
         )
-        self.register_load_state_dict_pre_hook(_take_torchscale_names)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        _take_torchscale_names(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(
         self,
@@ -137,13 +140,14 @@ class MultiheadDilatedAttention(nn.Module):
 
     def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         name = name_of(self.group)
-        tokens = total_tokens(name, k.shape[1], tuple(self.shard_lengths or ()))
+        lengths = list(self.shard_lengths or ())
+        tokens = k.shape[1]
+        if name:
+            tokens = sum(lengths) if lengths else tokens * dist.get_world_size(process_group_of(self.group))
         if positions is None:
             positions = torch.arange(tokens, device=q.device)
             if name:
-                positions = positions_of(
-                    tokens, process_group(name), layout=self.layout, shard_lengths=self.shard_lengths
-                )
+                positions = _ops.positions(k, tokens, name, self.layout, lengths)
         replicated = q.shape[1] != k.shape[1]  # all queries are on every rank
         of_q = torch.arange(tokens, device=q.device) if replicated else positions
         more: dict[str, Any] = {"base": self.rotary_base}
@@ -152,7 +156,7 @@ class MultiheadDilatedAttention(nn.Module):
         return rotate(q, of_q, **more), rotate(k, positions, is_key=True, **more)
 
 
-def _take_torchscale_names(module, state, prefix, *_) -> None:
+def _take_torchscale_names(state: dict[str, Any], prefix: str) -> None:
     """torchscale wraps a layer that may serve two modalities (``q_proj.A.weight``) and keeps a table of xPos."""
     state.pop(f"{prefix}xpos.scale", None)
     for name in [name for name in state if name.startswith(prefix)]:

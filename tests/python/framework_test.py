@@ -72,6 +72,9 @@ def test_compile_has_no_graph_breaks_and_equals_eager(options):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.4."), reason="torch 2.4 with dynamic=True makes symbols of a module's own numbers"
+)
 def test_compile_with_lengths_that_change():
     model = Model()
     torch._dynamo.reset()

@@ -152,8 +152,23 @@ def plan_and_refusals(group, rank, ranks):
             assert "float64" in str(error)
 
 
+def compiled(group, rank, ranks):
+    """No graph breaks with a group, and the same numbers."""
+    torch.manual_seed(3)
+    lengths = uneven(ranks)
+    model, x = Model(group=group, shard_lengths=lengths), torch.randn(1, lengths[rank], 24)
+    fast = torch.compile(model, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for each in (model, fast):
+        model.zero_grad()
+        each(x).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for eager, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
+
+
 def all_right(group, rank, ranks):
-    for case in (helpers, plan_and_refusals, two_layer_model, every_strategy):
+    for case in (helpers, plan_and_refusals, two_layer_model, every_strategy, compiled):
         case(group, rank, ranks)
     subgroup = dist.new_group(list(range(ranks)))  # another group in the same process
     x = torch.randn(1, 6, 2, 8, generator=torch.Generator().manual_seed(rank))
