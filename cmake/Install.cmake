@@ -5,6 +5,16 @@
 # CMake package then finds them and the .pc file then names them.
 include(CMakePackageConfigHelpers)
 
+# `pip install .` (scikit-build-core) wants the libraries alone, inside the Python package and without symbolic links,
+# which wheels cannot hold.
+if(SKBUILD)
+  install(TARGETS annulus LIBRARY DESTINATION annulus COMPONENT python)
+  if(TARGET annulus_cuda)
+    install(TARGETS annulus_cuda LIBRARY DESTINATION annulus COMPONENT python)
+  endif()
+  return()
+endif()
+
 set_target_properties(annulus PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 install(TARGETS annulus EXPORT annulusTargets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/annulus DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")

@@ -33,6 +33,10 @@ class Documents(unittest.TestCase):
         shown = f"```cpp\n{read(ROOT / 'examples/consumer/main.cc')}```"
         self.assertTrue(shown in read(ROOT / "README.md"), "copy examples/consumer/main.cc into README.md")
 
+    def test_the_readme_shows_the_python_example_that_is_run(self):
+        shown = f"```python\n{read(ROOT / 'examples/python/quick_start.py')}```"
+        self.assertTrue(shown in read(ROOT / "README.md"), "copy examples/python/quick_start.py into README.md")
+
     def test_links_lead_somewhere(self):
         seen = 0
         for document in documents():

@@ -21,7 +21,7 @@ LAYERS = {
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
     "exec": ["annulus", "numeric", "plan", "kernels", "transport"],
-    "api": ["annulus", "numeric", "plan", "kernels", "exec"],
+    "api": ["annulus", "numeric", "plan", "kernels", "exec", "reference/reference.h"],
     "cli": ["annulus", "numeric", "plan", "kernels", "transport", "exec", "reference", "io"],
 }
 

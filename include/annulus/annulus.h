@@ -142,6 +142,20 @@ typedef struct annulus_backward_args {
   void* stream;            // as in forward
 } annulus_backward_args;
 
+// Dense fp64 tensors of the problem's shapes.
+typedef struct annulus_reference_args {
+  size_t struct_size;    // sizeof(annulus_reference_args)
+  const double* q;       // [batch, tokens, heads, head_dim]
+  const double* k;       // [batch, tokens, kv_heads, head_dim]
+  const double* v;       // [batch, tokens, kv_heads, head_dim]
+  const double* dout;    // like q; may be null: forward
+  double* out;           // like q; written by forward
+  double* lse;           // [batch, heads, tokens]; written by forward
+  double *dq, *dk, *dv;  // like q, k and v; written by backward
+  int32_t threads;       // 0: all cores
+  int32_t reserved;      // 0
+} annulus_reference_args;
+
 typedef struct annulus_memory_component {
   char name[32];  // q, k, v, out, lse, dout, dq, dk, dv, delta, tiles, ...; ends with a 0
   int64_t bytes;
@@ -178,6 +192,10 @@ ANNULUS_API int annulus_explain(const annulus_attention* attention, char* buffer
 // how many there are. `components` may be null when capacity is 0; `count` is not null.
 ANNULUS_API int annulus_memory(const annulus_attention* attention, int pass, annulus_memory_component* components,
                                size_t capacity, size_t* count);
+
+// The problem in fp64, by the reference that results are judged by: for gradient checks and doubts, on short sequences.
+// problem->dtype does not matter. With `dout` the gradients alone are written, without it the outputs.
+ANNULUS_API int annulus_reference(const annulus_problem* problem, const annulus_reference_args* args);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,202 @@
+"""Handles: the library's plans, one for each problem and device, made once and kept.
+
+A handle of one rank is kept in a cache of the process. Those of a process group are kept with the group: making one is
+a collective, and all ranks of a group make the same calls in the same order, so their caches stay alike.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import weakref
+
+import torch
+
+from . import _library as c
+from ._spec import Spec
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+MOST_HANDLES = 256
+
+
+class Sizes(collections.namedtuple("Sizes", "batch tokens heads kv_heads head_dim")):
+    """Of the whole problem: tokens over all ranks."""
+
+
+def make_problem(spec: Spec, sizes: Sizes, dtype: torch.dtype) -> c.Problem:
+    branches = (c.Branch * len(spec.segments))()
+    for i, (segment, dilation) in enumerate(zip(spec.segments, spec.dilations, strict=True)):
+        branches[i].segment, branches[i].dilation = segment, dilation
+        if spec.classes:
+            branches[i].classes = c.integers(spec.classes[i])
+            branches[i].class_count = len(spec.classes[i])
+    return c.Problem(
+        **sizes._asdict(),
+        branches=branches,
+        branch_count=len(branches),
+        documents=c.integers(spec.documents) if spec.documents else None,
+        document_bounds=len(spec.documents),
+        scale=None if spec.scale is None else ctypes.pointer(ctypes.c_double(spec.scale)),
+        dtype=DTYPES.get(dtype, 0),
+        preset=c.PRESETS[spec.preset],
+        phase=c.PHASES[spec.phase],
+        gradient=c.GRADIENTS[spec.gradient],
+        causal=spec.causal,
+        pad_like_torchscale=spec.pad,
+    )
+
+
+def make_options(device: torch.device, threads: int) -> c.Options:
+    if device.type == "cpu":
+        return c.Options(threads=threads)
+    index = 0 if device.index is None else device.index
+    return c.Options(device=f"{device.type}:{index}".encode())
+
+
+def make_sharding(ranks: int, layout: str, shard_lengths: tuple[int, ...]) -> c.Sharding:
+    """Lengths are boundaries to the library; the other layouts know them from the number of tokens."""
+    sharding = c.Sharding(ranks=ranks, layout=c.LAYOUTS[layout])
+    if shard_lengths and layout == "contiguous":
+        bounds = [0]
+        for length in shard_lengths:
+            bounds.append(bounds[-1] + length)
+        sharding.boundaries, sharding.boundary_count = c.integers(bounds), len(bounds)
+    return sharding
+
+
+class Handle:
+    """One rank's attention. `_prefix` is that of the C functions."""
+
+    _prefix = "annulus"
+
+    def __init__(self, pointer: int, dtype: torch.dtype):
+        self._pointer = pointer
+        self._dtype_code = DTYPES.get(dtype, 0)
+        call = functools.partial(getattr, c.library())
+        self._forward, self._backward = call(f"{self._prefix}_forward"), call(f"{self._prefix}_backward")
+        weakref.finalize(
+            self, call("annulus_rank_destroy" if self._prefix != "annulus" else "annulus_destroy"), pointer
+        )
+        self._workspace: dict[int, int] = {}
+
+    def _check(self, status: int) -> None:
+        c.check(status)
+
+    def _ask(self, question: str, *arguments) -> None:
+        self._check(getattr(c.library(), f"{self._prefix}_{question}")(self._pointer, *arguments))
+
+    def workspace_bytes(self, which: int) -> int:
+        if which not in self._workspace:
+            bytes_ = ctypes.c_size_t()
+            self._ask("workspace_bytes", which, ctypes.byref(bytes_))
+            self._workspace[which] = bytes_.value
+        return self._workspace[which]
+
+    def memory(self, which: int) -> dict[str, int]:
+        count = ctypes.c_size_t()
+        self._ask("memory", which, None, 0, ctypes.byref(count))
+        components = (c.MemoryComponent * count.value)()
+        self._ask("memory", which, components, count.value, ctypes.byref(count))
+        named: dict[str, int] = {}
+        for each in components:
+            named[each.name.decode()] = named.get(each.name.decode(), 0) + each.bytes
+        return named
+
+    def explain(self) -> str:
+        length = ctypes.c_size_t()
+        self._ask("explain", None, 0, ctypes.byref(length))
+        buffer = ctypes.create_string_buffer(length.value + 1)
+        self._ask("explain", buffer, len(buffer), None)
+        return buffer.value.decode()
+
+    def forward(self, q, k, v, out, lse) -> None:
+        workspace = self._room(c.FORWARD, q.device)
+        arguments = c.FORWARD_ARGS.pack(
+            c.FORWARD_ARGS.size,
+            *self._view(q), *self._view(k), *self._view(v), *self._view(out),
+            lse.data_ptr(), lse.numel(), workspace.data_ptr(), workspace.numel(), _stream(q.device),
+        )  # fmt: skip
+        self._check(self._forward(self._pointer, arguments))
+
+    def backward(self, q, k, v, out, lse, dout, dq, dk, dv) -> None:
+        workspace = self._room(c.BACKWARD, q.device)
+        arguments = c.BACKWARD_ARGS.pack(
+            c.BACKWARD_ARGS.size,
+            *self._view(q), *self._view(k), *self._view(v), *self._view(out), *self._view(dout),
+            *self._view(dq), *self._view(dk), *self._view(dv),
+            lse.data_ptr(), lse.numel(), workspace.data_ptr(), workspace.numel(), _stream(q.device),
+        )  # fmt: skip
+        self._check(self._backward(self._pointer, arguments))
+
+    def _room(self, which: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.workspace_bytes(which), dtype=torch.uint8, device=device)
+
+    def _view(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        strides = tensor.stride()
+        return tensor.data_ptr(), self._dtype_code, *tensor.shape, strides[0], strides[1], strides[2], 1
+
+
+class RankHandle(Handle):
+    """The attention of one rank of several. Keeps what it was made with."""
+
+    _prefix = "annulus_rank"
+
+    def __init__(self, pointer: int, dtype: torch.dtype, group):
+        super().__init__(pointer, dtype)
+        self._group = group
+
+    def _check(self, status: int) -> None:
+        self._group.check(status)
+
+    def traffic(self, which: int) -> tuple[int, int]:
+        sent, received = ctypes.c_int64(), ctypes.c_int64()
+        self._ask("traffic", which, ctypes.byref(sent), ctypes.byref(received))
+        return sent.value, received.value
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+@functools.lru_cache(maxsize=MOST_HANDLES)
+def _one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, threads: int) -> Handle:
+    pointer = ctypes.c_void_p()
+    problem = make_problem(Spec.read(spec), sizes, dtype)
+    c.check(c.library().annulus_create(problem, make_options(device, threads), ctypes.byref(pointer)))
+    return Handle(pointer.value or 0, dtype)
+
+
+def one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Handle:
+    return _one_rank(spec, sizes, dtype, device, torch.get_num_threads())
+
+
+def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device: torch.device, ranks: int) -> RankHandle:
+    """A collective of the ranks of the transport. `group` turns a status into an exception."""
+    device_options = make_options(device, torch.get_num_threads())
+    options = c.RankOptions(
+        device=ctypes.pointer(device_options),
+        strategy=c.STRATEGIES[spec.strategy],
+        reproducible=spec.reproducible,
+    )
+    problem, sharding = make_problem(spec, sizes, dtype), make_sharding(ranks, spec.layout, spec.shard_lengths)
+    pointer = ctypes.c_void_p()
+    group.check(c.library().annulus_rank_create(problem, sharding, transport, options, ctypes.byref(pointer)))
+    return RankHandle(pointer.value or 0, dtype, group)
+
+
+def reference(spec: Spec, q, k, v, dout=None) -> tuple[torch.Tensor, ...]:
+    """fp64 by the reference: out and lse, or with dout the three gradients. Dense tensors on the CPU."""
+    batch, tokens, heads, head_dim = q.shape
+    problem = make_problem(spec, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype)
+    dense = {"q": q.contiguous(), "k": k.contiguous(), "v": v.contiguous()}
+    names: tuple[str, ...]
+    results: tuple[torch.Tensor, ...]
+    if dout is None:
+        names, results = ("out", "lse"), (torch.empty_like(dense["q"]), q.new_empty(batch, heads, tokens))
+    else:
+        dense["dout"] = dout.contiguous()
+        names, results = ("dq", "dk", "dv"), tuple(torch.empty_like(dense[name]) for name in "qkv")
+    pointers = {name: tensor.data_ptr() for name, tensor in (*dense.items(), *zip(names, results, strict=True))}
+    c.check(c.library().annulus_reference(problem, c.ReferenceArgs(**pointers, threads=torch.get_num_threads())))
+    return results

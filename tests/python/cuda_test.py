@@ -1,0 +1,103 @@
+"""On a GPU, against the CPU. A build or a device that cannot say so is skipped with its own words."""
+
+import pytest
+import torch
+
+import annulus
+
+PATTERN = {"segment_lengths": [64, 300], "dilation_rates": [1, 4]}
+
+
+def unavailable() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    try:
+        annulus.plan(300, 4, 64, *PATTERN.values(), dtype=torch.bfloat16, device="cuda")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+REASON = unavailable()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "never")
+
+
+def tensors(dtype, heads=4, kv_heads=4, head_dim=64, tokens=300):
+    return [torch.randn(2, tokens, each, head_dim, device="cuda", dtype=dtype) for each in (heads, kv_heads, kv_heads)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+def test_forward(dtype, causal, head_dim):
+    q, k, v = tensors(dtype, kv_heads=2, head_dim=head_dim)
+    out, lse = annulus.dilated_attention(q, k, v, **PATTERN, causal=causal, return_lse=True)
+    wide = [x.cpu().float() for x in (q, k, v)]
+    expected, expected_lse = annulus.dilated_attention(*wide, **PATTERN, causal=causal, return_lse=True)
+    assert out.device.type == "cuda" and out.dtype == dtype
+    torch.testing.assert_close(out.cpu().float(), expected, rtol=0, atol=2e-2 if dtype != torch.float32 else 1e-4)
+    torch.testing.assert_close(lse.cpu(), expected_lse, rtol=0, atol=1e-2 if dtype != torch.float32 else 1e-4)
+
+
+def test_views_are_read_where_they_lie():
+    packed = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    views = [packed[:, :, i] for i in range(3)]
+    assert torch.equal(
+        annulus.dilated_attention(*views, **PATTERN),
+        annulus.dilated_attention(*(x.contiguous() for x in views), **PATTERN),
+    )
+
+
+def test_the_current_stream_is_used():
+    q, k, v = tensors(torch.bfloat16)
+    expected = annulus.dilated_attention(q, k, v, **PATTERN)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late = q * 1  # in order behind this on the same stream, or wrong
+        out = annulus.dilated_attention(late, k, v, **PATTERN)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(out, expected)
+
+
+def test_memory_is_that_of_the_plan():
+    q, k, v = tensors(torch.bfloat16, tokens=100_003, heads=8, kv_heads=8)
+    annulus.dilated_attention(q, k, v, **PATTERN)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    annulus.dilated_attention(q, k, v, **PATTERN)
+    torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_allocated() - before
+    plan = annulus.plan(100_003, 8, 64, *PATTERN.values(), batch=2, dtype=torch.bfloat16, device="cuda").forward
+    new = plan.memory["out"] + plan.memory["lse"] + plan.workspace_bytes
+    assert 0 <= taken - new <= 3 * 512  # torch rounds every tensor up to 512 bytes
+
+
+def test_backward_or_a_clear_refusal():
+    q, k, v = (x.requires_grad_() for x in tensors(torch.bfloat16))
+    out = annulus.dilated_attention(q, k, v, **PATTERN)
+    dout = torch.randn_like(out)
+    try:
+        ours = torch.autograd.grad(out, (q, k, v), dout)
+    except NotImplementedError as error:
+        pytest.skip(f"no backward on the GPU in this version: {error}")
+    wide = [x.detach().cpu().float().requires_grad_() for x in (q, k, v)]
+    exact = torch.autograd.grad(annulus.dilated_attention(*wide, **PATTERN), wide, dout.cpu().float())
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a.cpu().float(), b, rtol=0, atol=0.05 * b.abs().max().item())
+
+
+def test_double_and_groups_are_refused():
+    q = torch.randn(1, 8, 1, 8, device="cuda", dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="CPU"):
+        annulus.dilated_attention(q, q, q, [8], [1])
+
+
+def test_compile():
+    q, k, v = tensors(torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: annulus.dilated_attention(q * 2, k, v, **PATTERN), fullgraph=True, backend="aot_eager"
+    )
+    assert torch.equal(compiled(q), annulus.dilated_attention(q * 2, k, v, **PATTERN))

@@ -1,0 +1,143 @@
+"""PyTorch's own judges: gradcheck, opcheck, torch.compile, checkpointing, FakeTensors."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import annulus
+from annulus._spec import make_spec
+
+PATTERN = {"segment_lengths": [4, 11], "dilation_rates": [1, 3]}
+
+
+def doubles(tokens=11, heads=4, kv_heads=None, head_dim=3):
+    shapes = [(1, tokens, each, head_dim) for each in (heads, kv_heads or heads, kv_heads or heads)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("phase", ["by_head", "by_head_block", "every"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("documents", [None, [0, 3, 3, 11]])
+def test_gradcheck(phase, causal, kv_heads, documents):
+    def call(*inputs):
+        return annulus.dilated_attention(*inputs, **PATTERN, phase=phase, causal=causal, cu_seqlens=documents)
+
+    assert torch.autograd.gradcheck(call, doubles(kv_heads=kv_heads))
+
+
+def test_gradcheck_finds_the_detached_gradient():
+    """It is not the derivative of the output, and gradcheck must say so."""
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        torch.autograd.gradcheck(lambda *x: annulus.dilated_attention(*x, **PATTERN, gradient="detached"), doubles())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_opcheck(dtype):
+    spec = make_spec([8, 37], [1, 3], causal=True)
+    q = torch.randn(2, 37, 4, 8).to(dtype).requires_grad_()
+    k, v = (torch.randn(2, 2, 37, 8).to(dtype).transpose(1, 2).requires_grad_() for _ in range(2))
+    torch.library.opcheck(torch.ops.annulus.forward.default, (q, k, v, spec))
+    out, lse = torch.ops.annulus.forward(*(x.detach() for x in (q, k, v)), spec)
+    inputs = (torch.randn(q.shape).to(dtype), *(x.detach() for x in (q, k, v)), out, lse, spec)
+    torch.library.opcheck(torch.ops.annulus.backward.default, inputs)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            annulus.MultiheadDilatedAttention(32, 4, [8, 40], [1, 3], causal=True, **options) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def loss_and_gradients(model, x):
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": "xpos", "num_kv_heads": 2, "layer_norm": True}])
+def test_compile_has_no_graph_breaks_and_equals_eager(options):
+    model, x = Model(**options), torch.randn(2, 40, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for a, b in zip(loss_and_gradients(compiled, x), loss_and_gradients(model, x), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.4."), reason="torch 2.4 with dynamic=True makes symbols of a module's own numbers"
+)
+def test_compile_with_lengths_that_change():
+    model = Model()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (17, 40, 53):
+        x = torch.randn(1, tokens, 32)
+        assert torch.allclose(compiled(x), model(x), atol=1e-6)
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+def test_compile_with_autocast_and_documents():
+    q = torch.randn(1, 40, 2, 16)
+
+    def call(q):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return annulus.dilated_attention(q, q, q, [8, 40], [1, 3], cu_seqlens=[0, 13, 40], return_lse=True)
+
+    torch._dynamo.reset()
+    for a, b in zip(torch.compile(call, fullgraph=True, backend="aot_eager")(q), call(q), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    model, x = Model(), torch.randn(2, 40, 32, requires_grad=True)
+
+    def gradients(call):
+        return torch.autograd.grad(call(x).square().mean(), [x, *model.parameters()] if not reentrant else [x])
+
+    def checkpointed(x):
+        return checkpoint(model, x, use_reentrant=reentrant)
+
+    if reentrant:  # which allows backward alone
+        checkpointed(x).square().mean().backward()
+        ours = [x.grad]
+    else:
+        ours = gradients(checkpointed)
+    for a, b in zip(ours, gradients(model), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_deterministic_algorithms():
+    q = torch.randn(1, 200, 2, 16, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = [torch.autograd.grad(annulus.dilated_attention(q, q, q, [64, 200], [1, 4]).sin().sum(), q) for _ in "ab"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(runs[0][0], runs[1][0])
+
+
+def test_fake_tensors_need_no_memory():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(1, 1 << 30, 16, 128, dtype=torch.bfloat16)
+        k = torch.empty(1, 1 << 30, 4, 128, dtype=torch.bfloat16)
+        out, lse = annulus.dilated_attention(q, k, k, [2048], [1], return_lse=True)
+    assert out.shape == q.shape and lse.shape == (1, 16, 1 << 30) and lse.dtype == torch.float32
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = doubles()
+    (dq,) = torch.autograd.grad(annulus.dilated_attention(q, k, v, **PATTERN).sin().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="annulus"):
+        dq.sum().backward()
