@@ -1,0 +1,348 @@
+// The producer warpgroup of the Hopper backward kernel (gradient_sm90.cuh) and what it shares with the consumers.
+#pragma once
+
+#include "kernels/cuda/gradient_tiles_sm90.h"
+#include "kernels/cuda/produce_sm90.cuh"
+
+namespace annulus::cuda::sm90 {
+
+struct GradientParams {
+  GradientLaunch launch;
+  StridedRows key[kMaxBranches];  // [sweep]
+  StridedRows value[kMaxBranches];
+  StridedRows query[kMaxBranches];  // [branch of the tiling]
+  StridedRows grad[kMaxBranches];
+};
+
+// Named barriers. 0 is __syncthreads.
+constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
+constexpr int kGradientBoth = 3;    // both consumers
+
+template <Sm90GradientConfig C>
+struct GradientShared {
+  std::uint32_t key, value, query, grad, ds, numbers, barriers;
+  GradientBlock* blocks;  // [kBlocks], in turn
+  GradientNote* notes;    // [2], in turn; key_full and key_empty guard them
+  GradientItem* items;    // [2], in turn
+
+  __device__ explicit GradientShared(std::uint8_t* raw) {
+    const std::uint32_t start = ptx::shared_address(raw);
+    key = (start + 1023) & ~1023u;
+    value = key + C.key_bytes();
+    query = value + C.key_bytes();
+    grad = query + C.stages * C.query_bytes();
+    ds = grad + C.stages * C.query_bytes();
+    numbers = ds + C.kDsSlots * C.ds_bytes();
+    barriers = numbers + C.stages * C.number_bytes();
+    std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - start);
+    blocks = reinterpret_cast<GradientBlock*>(rest);
+    notes = reinterpret_cast<GradientNote*>(blocks + C.kBlocks);
+    items = reinterpret_cast<GradientItem*>(notes + 2);
+  }
+  __device__ std::uint32_t key_full() const { return barriers; }
+  __device__ std::uint32_t key_empty() const { return barriers + 8; }
+  __device__ std::uint32_t value_full() const { return barriers + 16; }
+  __device__ std::uint32_t value_empty() const { return barriers + 24; }
+  __device__ std::uint32_t ds_full(int slot) const { return barriers + 32 + 8 * slot; }
+  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.kDsSlots) + 8 * slot; }
+  __device__ std::uint32_t grad_full(int slot) const { return query_full(C.stages) + 8 * slot; }
+  __device__ std::uint32_t empty(int slot) const { return grad_full(C.stages) + 8 * slot; }
+  __device__ std::uint32_t item_full(int slot) const { return empty(C.stages) + 8 * slot; }
+  __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
+};
+
+// ---- Producer, warp 3, one thread: which keys and which head are next
+
+template <Sm90GradientConfig C>
+class ItemFinder {
+ public:
+  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh) : g_(g), sh_(sh), next_(blockIdx.x) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_empty(item.slot), item.parity ^ 1);
+      const bool more = find(sh_.items[item.slot]);
+      ptx::mbarrier_arrive(sh_.item_full(item.slot));
+      if (!more) return;
+      item.advance<2>();
+    }
+  }
+
+ private:
+  // The next head of the present tile, or the first one of the next tile that has something to do.
+  __device__ __forceinline__ bool find(GradientItem& item) {
+    const Launch& launch = g_.common;
+    Tile& tile = item.tile;
+    for (;;) {
+      item.starts = head_ == end_;
+      if (item.starts) {
+        if (next_ >= launch.tile_count) {
+          item.done = true;
+          return false;
+        }
+        index_ = next_;
+        next_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
+        at_ = find_stretch(launch.stretches, launch.stretch_count, index_, at_);
+      }
+      const Stretch& stretch = launch.stretches[at_];
+      locate(launch.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
+      item.kv_head = tile.head;
+      item.done = false;
+      if (item.starts) {
+        end_ = (item.kv_head + 1) * launch.sharers;
+        head_ = next_head(stretch, tile, item.kv_head * launch.sharers);
+      }
+      take_head(launch.tiling, stretch, g_.causal, min(head_, end_ - 1), tile);
+      head_ = next_head(stretch, tile, min(head_, end_ - 1) + 1);
+      item.ends = head_ == end_;
+      if (tile.total_blocks > 0 || (tile.is_last && (tile.rows > 0 || tile.step > 1))) return true;
+      if (tile.signal_set == kNoSet) continue;
+      // Whoever waits for this set trusts it for the sets before.
+      if (tile.wait_set != kNoSet)
+        ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+      ptx::arrive_global(launch.sets + tile.signal_set, 2);
+    }
+  }
+
+  // The first head from `head` on that has a query for these keys.
+  __device__ __forceinline__ int next_head(const Stretch& stretch, const Tile& tile, int head) const {
+    const Tiling& tiling = g_.common.tiling;
+    const Sweep& sweep = tiling.sweeps[tile.sweep];
+    const int at = tile.position - stretch.document_begin;
+    for (; head < end_ && tile.rows > 0; ++head)
+      for (int b = sweep.first_branch; b < sweep.first_branch + sweep.branch_count; ++b) {
+        const int taken = tiling.classes[static_cast<std::int64_t>(b) * tiling.heads + head];
+        const BranchShape& shape = tiling.branches[b];
+        if (taken == kEveryClass || (taken != kNoClass && taken == at % shape.segment % shape.dilation)) return head;
+      }
+    return end_;
+  }
+
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  std::int64_t next_, index_ = 0;
+  int at_ = 0;              // stretch
+  int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
+};
+
+// ---- Producer, warp 0: what the consumers read. One lane drives the copy engine, all of them fetch LSE and Delta
+
+__device__ __forceinline__ void store_shared(std::uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+template <Sm90GradientConfig C>
+class Feeder {
+ public:
+  __device__ Feeder(const GradientParams& p, const GradientShared<C>& sh, int lane) : p_(p), sh_(sh), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      const GradientItem& here = sh_.items[item.slot];
+      if (here.done) {
+        if (lane_ == 0) {
+          ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+          sh_.notes[note_].done = true;
+          ptx::mbarrier_arrive(sh_.key_full());
+        }
+        return;
+      }
+      bool keys_due = here.starts;
+      for (int b = 0; b < here.tile.branch_count; ++b) {
+        const TileBranch& part = here.tile.branches[b];
+        for (int n = 0; n < part.blocks; ++n) {
+          feed_block(here, part, n, b + 1 == here.tile.branch_count && n + 1 == part.blocks && here.ends);
+          if (keys_due) feed_keys(here);  // the first queries need not wait until the last tile's keys are let go
+          keys_due = false;
+        }
+      }
+      if (keys_due) feed_keys(here);
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.item_empty(item.slot));
+      item.advance<2>();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void feed_block(const GradientItem& item, const TileBranch& part, int n, bool last) {
+    constexpr int kNumbers = C.query_rows / 32;
+    const GradientLaunch& g = p_.launch;
+    const Tile& tile = item.tile;
+    const StridedRows& queries = p_.query[part.branch];
+    const int dilation = queries.stride;
+    const int first = (first_block(part, C.causal, C.query_rows) + n) * C.query_rows;
+    const int rows = min(part.keys - first, C.query_rows);
+    const std::int64_t row = (static_cast<std::int64_t>(tile.batch) * g.common.heads + tile.head) * g.common.tokens +
+                             part.key_begin + static_cast<std::int64_t>(dilation) * first;
+    float lse[kNumbers], delta[kNumbers];
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const bool there = lane_ + 32 * i < rows;
+      const std::int64_t at = row + static_cast<std::int64_t>(dilation) * (there ? lane_ + 32 * i : 0);
+      lse[i] = __ldg(g.lse + at) * 1.442695040888963407f;
+      delta[i] = __ldg(g.delta + g.delta_offset[part.branch] + at);
+      if (!there) {  // a row of some other group: its weights are 0
+        lse[i] = INFINITY;
+        delta[i] = 0.0f;
+      }
+    }
+    ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+    const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      store_shared(numbers + 128 * i, lse[i]);
+      store_shared(numbers + C.query_rows * 4 + 128 * i, delta[i]);
+    }
+    if (lane_ == 0) {
+      GradientBlock& block = sh_.blocks[block_];
+      block.first_row = row;
+      block.dilation = dilation;
+      block.rows = rows;
+      block.low = part.first - first;
+      block.low_step = part.step;
+      block.last = last ? 1 : 0;
+    }
+    __syncwarp();
+    if (lane_ == 0) {
+      const int residue = part.key_begin % dilation, at = part.key_begin / dilation + first;
+      const std::uint32_t query_full = sh_.query_full(slot_.slot), grad_full = sh_.grad_full(slot_.slot);
+      ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
+      load_rows(sh_.query + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, queries, query_full, at,
+                residue, tile.head, tile.batch);
+      ptx::mbarrier_arrive_expect(grad_full, C.query_bytes());
+      load_rows(sh_.grad + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, p_.grad[part.branch],
+                grad_full, at, residue, tile.head, tile.batch);
+    }
+    slot_.template advance<C.stages>();
+    block_ = (block_ + 1) % C.kBlocks;
+  }
+
+  __device__ __forceinline__ void feed_keys(const GradientItem& item) {
+    if (lane_ == 0) {
+      const Tile& tile = item.tile;
+      const Launch& launch = p_.launch.common;
+      ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+      if (tile.wait_set != kNoSet)
+        ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+      write_note(item);
+      const bool empty = tile.total_blocks == 0;
+      const StridedRows& keys = p_.key[tile.sweep];
+      const int row = tile.position / keys.stride, residue = tile.position % keys.stride;
+      if (empty) {
+        ptx::mbarrier_arrive(sh_.key_full());
+      } else {
+        ptx::mbarrier_arrive_expect(sh_.key_full(), C.key_bytes());
+        load_rows(sh_.key, C.kKeyRows * 128, C.head_dim, keys, sh_.key_full(), row, residue, item.kv_head, tile.batch);
+      }
+      ptx::mbarrier_wait(sh_.value_empty(), keys_.parity ^ 1);
+      if (empty) {
+        ptx::mbarrier_arrive(sh_.value_full());
+      } else {
+        ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
+        load_rows(sh_.value, C.kKeyRows * 128, C.head_dim, p_.value[tile.sweep], sh_.value_full(), row, residue,
+                  item.kv_head, tile.batch);
+      }
+    }
+    __syncwarp();
+    keys_.template advance<1>();
+    note_ ^= 1;
+  }
+
+  __device__ __forceinline__ void write_note(const GradientItem& item) {
+    const Tile& tile = item.tile;
+    GradientNote& note = sh_.notes[note_];
+    note.state_row = tile.state_row;
+    note.rows = tile.rows;
+    note.stride = tile.stride;
+    note.step = tile.step;
+    note.batch = tile.batch;
+    note.kv_head = item.kv_head;
+    note.position = tile.position;
+    note.clear_begin = tile.clear_begin;
+    note.cell_end = tile.cell_end;
+    note.signal_set = tile.signal_set;
+    note.continues = tile.continues;
+    note.is_last = tile.is_last;
+    note.empty = tile.total_blocks == 0;
+    note.done = false;
+  }
+
+  const GradientParams& p_;
+  const GradientShared<C>& sh_;
+  int lane_;
+  Ring slot_, keys_;
+  int block_ = 0, note_ = 0;
+};
+
+// ---- Producer, warps 1 and 2: one consumer's rows of dK and dV to memory
+
+template <Sm90GradientConfig C, class T>
+class Storer {
+  static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
+  static constexpr int kRowsAtOnce = 32 / kChunks;
+
+ public:
+  __device__ Storer(const GradientLaunch& g, const GradientShared<C>& sh, int group, int lane)
+      : g_(g), sh_(sh), group_(group), lane_(lane), chunk_(lane % kChunks) {}
+
+  __device__ __forceinline__ void run() {
+    std::uint32_t parity = 0;
+    for (int slot = 0;; slot ^= 1, parity ^= 1) {
+      ptx::mbarrier_wait(sh_.key_full(), parity);
+      const GradientNote& note = sh_.notes[slot];
+      if (note.done) return;
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty());  // the note itself stays for a tile longer
+      if (note.is_last && note.step > 1) clear(note);
+      ptx::named_sync(kGradientStored + group_, 160);
+      if (note.is_last) {
+        store(note, g_.dv, g_.dv_stride, sh_.value + group_ * 8192, C.kKeyRows * 128);
+        store(note, g_.dk, g_.dk_stride, sh_.ds + group_ * 16384, 8192);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.value_empty());
+    }
+  }
+
+ private:
+  __device__ __forceinline__ T* head_of(const GradientNote& note, void* data, const Strides& stride) const {
+    return static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + chunk_ * 8;
+  }
+
+  __device__ __forceinline__ void store(const GradientNote& note, void* data, const Strides& stride, std::uint32_t slab,
+                                        int half_bytes) const {
+    slab += chunk_ / 8 * half_bytes;
+    const int rows = min(note.rows - group_ * 64, 64);
+    const std::int64_t hop = static_cast<std::int64_t>(note.stride) * kRowsAtOnce * stride.token;
+    T* to = head_of(note, data, stride) +
+            (note.position + static_cast<std::int64_t>(note.stride) * (group_ * 64 + lane_ / kChunks)) * stride.token;
+#pragma unroll 4
+    for (int row = lane_ / kChunks; row < rows; row += kRowsAtOnce, to += hop)
+      __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk_ % 8) ^ (row & 7)) * 16));
+  }
+
+  // Rows that no branch covers: [clear_begin, clear_begin + step) + i * stride but for the tile's own.
+  __device__ __forceinline__ void clear(const GradientNote& note) const {
+    for (int e = 0; e < note.step; ++e) {
+      const int first = note.clear_begin + note.stride * group_ * 64 + e;
+      if (e == note.position - note.clear_begin || first >= note.cell_end) continue;
+      const int count = min(64, divide_up(note.cell_end - first, note.stride));
+      for (int row = lane_ / kChunks; row < count; row += kRowsAtOnce) {
+        const std::int64_t position = first + static_cast<std::int64_t>(note.stride) * row;
+        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dk, g_.dk_stride) + position * g_.dk_stride.token),
+               uint4{0, 0, 0, 0});
+        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dv, g_.dv_stride) + position * g_.dv_stride.token),
+               uint4{0, 0, 0, 0});
+      }
+    }
+  }
+
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  int group_, lane_, chunk_;
+};
+
+}  // namespace annulus::cuda::sm90
