@@ -51,7 +51,7 @@ struct GradientShared {
   __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
 };
 
-// ---- Producer, warp 3, one thread: which keys and which head are next
+// ---- Producer, warp 2, one thread: which keys and which head are next
 
 template <Sm90GradientConfig C>
 class ItemFinder {
@@ -126,16 +126,12 @@ class ItemFinder {
   int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
 };
 
-// ---- Producer, warp 0: what the consumers read. One lane drives the copy engine, all of them fetch LSE and Delta
-
-__device__ __forceinline__ void store_shared(std::uint32_t to, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
+// ---- Producer, warp 0, one thread: what the copy engine brings
 
 template <Sm90GradientConfig C>
 class Feeder {
  public:
-  __device__ Feeder(const GradientParams& p, const GradientShared<C>& sh, int lane) : p_(p), sh_(sh), lane_(lane) {}
+  __device__ Feeder(const GradientParams& p, const GradientShared<C>& sh) : p_(p), sh_(sh) {}
 
   __device__ __forceinline__ void run() {
     Ring item;
@@ -143,110 +139,66 @@ class Feeder {
       ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
       const GradientItem& here = sh_.items[item.slot];
       if (here.done) {
-        if (lane_ == 0) {
-          ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
-          sh_.notes[note_].done = true;
-          ptx::mbarrier_arrive(sh_.key_full());
-        }
+        ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+        sh_.notes[note_].done = true;
+        ptx::mbarrier_arrive(sh_.key_full());
         return;
       }
       bool keys_due = here.starts;
       for (int b = 0; b < here.tile.branch_count; ++b) {
-        const TileBranch& part = here.tile.branches[b];
-        for (int n = 0; n < part.blocks; ++n) {
-          feed_block(here, part, n, b + 1 == here.tile.branch_count && n + 1 == part.blocks && here.ends);
-          if (keys_due) feed_keys(here);  // the first queries need not wait until the last tile's keys are let go
-          keys_due = false;
-        }
+        feed_queries(here, here.tile.branches[b], keys_due);
+        keys_due = false;
       }
       if (keys_due) feed_keys(here);
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(sh_.item_empty(item.slot));
+      ptx::mbarrier_arrive(sh_.item_empty(item.slot));
       item.advance<2>();
     }
   }
 
  private:
-  __device__ __forceinline__ void feed_block(const GradientItem& item, const TileBranch& part, int n, bool last) {
-    constexpr int kNumbers = C.query_rows / 32;
-    const GradientLaunch& g = p_.launch;
-    const Tile& tile = item.tile;
+  __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool keys_due) {
     const StridedRows& queries = p_.query[part.branch];
-    const int dilation = queries.stride;
-    const int first = (first_block(part, C.causal, C.query_rows) + n) * C.query_rows;
-    const int rows = min(part.keys - first, C.query_rows);
-    const std::int64_t row = (static_cast<std::int64_t>(tile.batch) * g.common.heads + tile.head) * g.common.tokens +
-                             part.key_begin + static_cast<std::int64_t>(dilation) * first;
-    float lse[kNumbers], delta[kNumbers];
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
-      const bool there = lane_ + 32 * i < rows;
-      const std::int64_t at = row + static_cast<std::int64_t>(dilation) * (there ? lane_ + 32 * i : 0);
-      lse[i] = __ldg(g.lse + at) * 1.442695040888963407f;
-      delta[i] = __ldg(g.delta + g.delta_offset[part.branch] + at);
-      if (!there) {  // a row of some other group: its weights are 0
-        lse[i] = INFINITY;
-        delta[i] = 0.0f;
-      }
-    }
-    ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
-    const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
-      store_shared(numbers + 128 * i, lse[i]);
-      store_shared(numbers + C.query_rows * 4 + 128 * i, delta[i]);
-    }
-    if (lane_ == 0) {
-      GradientBlock& block = sh_.blocks[block_];
-      block.first_row = row;
-      block.dilation = dilation;
-      block.rows = rows;
-      block.low = part.first - first;
-      block.low_step = part.step;
-      block.last = last ? 1 : 0;
-    }
-    __syncwarp();
-    if (lane_ == 0) {
-      const int residue = part.key_begin % dilation, at = part.key_begin / dilation + first;
+    const int residue = part.key_begin % queries.stride;
+    int row = part.key_begin / queries.stride + first_block(part, C.causal, C.query_rows) * C.query_rows;
+    const int head = item.tile.head, batch = item.tile.batch;
+    for (int n = part.blocks; n > 0; --n, row += C.query_rows) {
       const std::uint32_t query_full = sh_.query_full(slot_.slot), grad_full = sh_.grad_full(slot_.slot);
+      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
       ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
-      load_rows(sh_.query + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, queries, query_full, at,
-                residue, tile.head, tile.batch);
+      load_rows(sh_.query + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, queries, query_full, row,
+                residue, head, batch);
       ptx::mbarrier_arrive_expect(grad_full, C.query_bytes());
       load_rows(sh_.grad + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, p_.grad[part.branch],
-                grad_full, at, residue, tile.head, tile.batch);
+                grad_full, row, residue, head, batch);
+      slot_.template advance<C.stages>();
+      if (keys_due) feed_keys(item);  // the first queries need not wait until the last tile's keys are let go
+      keys_due = false;
     }
-    slot_.template advance<C.stages>();
-    block_ = (block_ + 1) % C.kBlocks;
   }
 
   __device__ __forceinline__ void feed_keys(const GradientItem& item) {
-    if (lane_ == 0) {
-      const Tile& tile = item.tile;
-      const Launch& launch = p_.launch.common;
-      ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
-      if (tile.wait_set != kNoSet)
-        ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
-      write_note(item);
-      const bool empty = tile.total_blocks == 0;
-      const StridedRows& keys = p_.key[tile.sweep];
-      const int row = tile.position / keys.stride, residue = tile.position % keys.stride;
-      if (empty) {
-        ptx::mbarrier_arrive(sh_.key_full());
-      } else {
-        ptx::mbarrier_arrive_expect(sh_.key_full(), C.key_bytes());
-        load_rows(sh_.key, C.kKeyRows * 128, C.head_dim, keys, sh_.key_full(), row, residue, item.kv_head, tile.batch);
-      }
-      ptx::mbarrier_wait(sh_.value_empty(), keys_.parity ^ 1);
-      if (empty) {
-        ptx::mbarrier_arrive(sh_.value_full());
-      } else {
-        ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
-        load_rows(sh_.value, C.kKeyRows * 128, C.head_dim, p_.value[tile.sweep], sh_.value_full(), row, residue,
-                  item.kv_head, tile.batch);
-      }
+    const Tile& tile = item.tile;
+    const Launch& launch = p_.launch.common;
+    ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+    if (tile.wait_set != kNoSet) ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+    write_note(item);
+    const bool empty = tile.total_blocks == 0;
+    const StridedRows& keys = p_.key[tile.sweep];
+    const int row = tile.position / keys.stride, residue = tile.position % keys.stride;
+    if (empty) {
+      ptx::mbarrier_arrive(sh_.key_full());
+    } else {
+      ptx::mbarrier_arrive_expect(sh_.key_full(), C.key_bytes());
+      load_rows(sh_.key, C.kKeyRows * 128, C.head_dim, keys, sh_.key_full(), row, residue, item.kv_head, tile.batch);
     }
-    __syncwarp();
+    ptx::mbarrier_wait(sh_.value_empty(), keys_.parity ^ 1);
+    if (empty) {
+      ptx::mbarrier_arrive(sh_.value_full());
+    } else {
+      ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
+      load_rows(sh_.value, C.kKeyRows * 128, C.head_dim, p_.value[tile.sweep], sh_.value_full(), row, residue,
+                item.kv_head, tile.batch);
+    }
     keys_.template advance<1>();
     note_ ^= 1;
   }
@@ -272,12 +224,89 @@ class Feeder {
 
   const GradientParams& p_;
   const GradientShared<C>& sh_;
-  int lane_;
   Ring slot_, keys_;
-  int block_ = 0, note_ = 0;
+  int note_ = 0;
 };
 
-// ---- Producer, warps 1 and 2: one consumer's rows of dK and dV to memory
+// ---- Producer, warp 3: LSE and Delta of a block's queries, and what else there is to say of the block
+
+__device__ __forceinline__ void store_shared(std::uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+template <Sm90GradientConfig C>
+class Clerk {
+ public:
+  __device__ Clerk(const GradientLaunch& g, const GradientShared<C>& sh, int lane) : g_(g), sh_(sh), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      const GradientItem& here = sh_.items[item.slot];
+      if (here.done) return;
+      const int branches = here.tile.branch_count;
+      for (int b = 0; b < branches; ++b) fetch(here, here.tile.branches[b], here.ends && b + 1 == branches);
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.item_empty(item.slot));
+      item.advance<2>();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(const GradientItem& item, const TileBranch& part, bool is_last) {
+    constexpr int kNumbers = C.query_rows / 32;
+    const Tile& tile = item.tile;
+    const int dilation = g_.common.tiling.branches[part.branch].dilation;
+    int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
+    std::int64_t row = (static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head) * g_.common.tokens +
+                       part.key_begin + static_cast<std::int64_t>(dilation) * first;
+    const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
+    const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
+    for (int n = part.blocks; n > 0; --n) {
+      const int rows = part.keys - first;
+      float lse[kNumbers], delta[kNumbers];
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
+        const bool there = lane_ + 32 * i < rows;
+        lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) : INFINITY;
+        delta[i] = there ? __ldg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
+      }
+      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+      const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        store_shared(numbers + 128 * i, lse[i] * 1.442695040888963407f);
+        store_shared(numbers + C.query_rows * 4 + 128 * i, delta[i]);
+      }
+      if (lane_ == 0) {
+        GradientBlock& block = sh_.blocks[block_];
+        block.first_row = row;
+        block.dilation = dilation;
+        block.rows = min(rows, C.query_rows);
+        block.low = part.first - first;
+        block.low_step = part.step;
+        block.last = is_last && n == 1 ? 1 : 0;
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.query_full(slot_.slot));
+      slot_.template advance<C.stages>();
+      block_ = (block_ + 1) % C.kBlocks;
+      first += C.query_rows;
+      row += static_cast<std::int64_t>(dilation) * C.query_rows;
+      lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
+      delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
+    }
+  }
+
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  int lane_;
+  Ring slot_;
+  int block_ = 0;
+};
+
+// ---- Producer, warp 1: rows of dK and dV to memory
 
 template <Sm90GradientConfig C, class T>
 class Storer {
@@ -285,8 +314,8 @@ class Storer {
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
  public:
-  __device__ Storer(const GradientLaunch& g, const GradientShared<C>& sh, int group, int lane)
-      : g_(g), sh_(sh), group_(group), lane_(lane), chunk_(lane % kChunks) {}
+  __device__ Storer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
+      : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
 
   __device__ __forceinline__ void run() {
     std::uint32_t parity = 0;
@@ -296,10 +325,11 @@ class Storer {
       if (note.done) return;
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty());  // the note itself stays for a tile longer
       if (note.is_last && note.step > 1) clear(note);
-      ptx::named_sync(kGradientStored + group_, 160);
-      if (note.is_last) {
-        store(note, g_.dv, g_.dv_stride, sh_.value + group_ * 8192, C.kKeyRows * 128);
-        store(note, g_.dk, g_.dk_stride, sh_.ds + group_ * 16384, 8192);
+      for (int group = 0; group < 2; ++group) {
+        ptx::named_sync(kGradientStored + group, 160);
+        if (!note.is_last) continue;
+        store(note, group, g_.dv, g_.dv_stride, sh_.value + group * 8192, C.kKeyRows * 128);
+        store(note, group, g_.dk, g_.dk_stride, sh_.ds + group * 16384, 8192);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
       __syncwarp();
@@ -312,13 +342,13 @@ class Storer {
     return static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + chunk_ * 8;
   }
 
-  __device__ __forceinline__ void store(const GradientNote& note, void* data, const Strides& stride, std::uint32_t slab,
-                                        int half_bytes) const {
+  __device__ __forceinline__ void store(const GradientNote& note, int group, void* data, const Strides& stride,
+                                        std::uint32_t slab, int half_bytes) const {
     slab += chunk_ / 8 * half_bytes;
-    const int rows = min(note.rows - group_ * 64, 64);
+    const int rows = min(note.rows - group * 64, 64);
     const std::int64_t hop = static_cast<std::int64_t>(note.stride) * kRowsAtOnce * stride.token;
     T* to = head_of(note, data, stride) +
-            (note.position + static_cast<std::int64_t>(note.stride) * (group_ * 64 + lane_ / kChunks)) * stride.token;
+            (note.position + static_cast<std::int64_t>(note.stride) * (group * 64 + lane_ / kChunks)) * stride.token;
 #pragma unroll 4
     for (int row = lane_ / kChunks; row < rows; row += kRowsAtOnce, to += hop)
       __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk_ % 8) ^ (row & 7)) * 16));
@@ -327,9 +357,9 @@ class Storer {
   // Rows that no branch covers: [clear_begin, clear_begin + step) + i * stride but for the tile's own.
   __device__ __forceinline__ void clear(const GradientNote& note) const {
     for (int e = 0; e < note.step; ++e) {
-      const int first = note.clear_begin + note.stride * group_ * 64 + e;
+      const int first = note.clear_begin + e;
       if (e == note.position - note.clear_begin || first >= note.cell_end) continue;
-      const int count = min(64, divide_up(note.cell_end - first, note.stride));
+      const int count = min(C.kKeyRows, divide_up(note.cell_end - first, note.stride));
       for (int row = lane_ / kChunks; row < count; row += kRowsAtOnce) {
         const std::int64_t position = first + static_cast<std::int64_t>(note.stride) * row;
         __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dk, g_.dk_stride) + position * g_.dk_stride.token),
@@ -342,7 +372,7 @@ class Storer {
 
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
-  int group_, lane_, chunk_;
+  int lane_, chunk_;
 };
 
 }  // namespace annulus::cuda::sm90

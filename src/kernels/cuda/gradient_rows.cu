@@ -158,7 +158,7 @@ __device__ void for_rows(std::int64_t rows, F f) {
     f(row);
 }
 
-// Delta of eq. 8 for every branch: the mean of dP under the branch's own softmax.
+// Delta of eq. 8 for every branch, from the branch's own output.
 template <class T>
 __global__ void __launch_bounds__(kWarps * 32) deltas(const __grid_constant__ GradientRowLaunch p) {
   __shared__ float shared[kWarps][2][kMaxHeadDim];
@@ -179,15 +179,23 @@ __global__ void __launch_bounds__(kWarps * 32) deltas(const __grid_constant__ Gr
       float* delta = g.delta + b * p.delta_stride + row.index;
       if (group.count == 0 || (p.rows.only_non_finite && isfinite(*delta))) continue;
       const float lse_log2 = g.lse[row.index] * kLog2E;
-      float sum = 0, weighted = 0;
+      float sum = 0, values[kPerLane] = {};  // of the branch's own output, as infinities would have it
       for_keys<T>(g, group, row.batch, row.head, lse_log2, query, dout, p.rows.causal, lane,
-                  [&](float weight, float dp, std::int64_t, int here) {
+                  [&](float weight, float, std::int64_t first, int here) {
                     sum += weight;
-                    if (lane < here) weighted = fmaf(weight, dp, weighted);
+                    for (int j = 0; j < here; ++j)
+                      add_row(values, __shfl_sync(kAll, weight, j),
+                              row_of<T>(launch.v, launch.v_stride, row.batch, row.head / launch.sharers,
+                                        group.first + (first + j) * group.step),
+                              launch.head_dim, lane);
                   });
       sum = warp_sum(sum) + static_cast<float>(group.zero_keys) * exp2f(-lse_log2);
-      weighted = warp_sum(weighted);
-      if (lane == 0) *delta = sum == 0 ? 0.0f : weighted / sum;
+      float product = 0;
+#pragma unroll
+      for (int c = 0; c < kPerLane; ++c)
+        if (lane + 32 * c < launch.head_dim) product = fmaf(dout[lane + 32 * c], values[c] / sum, product);
+      product = warp_sum(product);
+      if (lane == 0) *delta = sum == 0 ? 0.0f : product;
     }
   });
 }

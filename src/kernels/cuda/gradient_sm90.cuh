@@ -14,6 +14,7 @@
 // Who waits for whom:
 //   key_full / key_empty, value_full / value_empty   a tile's K (and its note), its V; V's slot also takes dK, dV out
 //   query_full, grad_full / empty                    per stage: Q, LSE, Delta and the block's record; dO
+//   item_full / item_empty                           the next tile and head, from warp 2 to warps 0 and 3
 //   ds_full                                          per slot: dS of both consumers
 //
 // Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
@@ -315,18 +316,18 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(sh.key_full(), 1);
-    ptx::mbarrier_init(sh.key_empty(), 3);
+    ptx::mbarrier_init(sh.key_empty(), 2);
     ptx::mbarrier_init(sh.value_full(), 1);
-    ptx::mbarrier_init(sh.value_empty(), 2);
+    ptx::mbarrier_init(sh.value_empty(), 1);
     for (int i = 0; i < C.kDsSlots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
     for (int i = 0; i < C.stages; ++i) {
-      ptx::mbarrier_init(sh.query_full(i), 1);
+      ptx::mbarrier_init(sh.query_full(i), 2);
       ptx::mbarrier_init(sh.grad_full(i), 1);
       ptx::mbarrier_init(sh.empty(i), 8);
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(sh.item_full(i), 1);
-      ptx::mbarrier_init(sh.item_empty(i), 1);
+      ptx::mbarrier_init(sh.item_empty(i), 2);
     }
     ptx::fence_mbarrier_init();
   }
@@ -334,11 +335,13 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
   if (group == 0) {
     ptx::registers_down<kGradientProducerRegisters>();
     if (warp == 0) {
-      Feeder<C>(p, sh, lane).run();
-    } else if (warp < 3) {
-      Storer<C, T>(p.launch, sh, warp - 1, lane).run();
-    } else if (lane == 0) {
-      ItemFinder<C>(p.launch, sh).run();
+      if (lane == 0) Feeder<C>(p, sh).run();
+    } else if (warp == 1) {
+      Storer<C, T>(p.launch, sh, lane).run();
+    } else if (warp == 2) {
+      if (lane == 0) ItemFinder<C>(p.launch, sh).run();
+    } else {
+      Clerk<C>(p.launch, sh, lane).run();
     }
   } else {
     ptx::registers_up<kGradientConsumerRegisters>();
