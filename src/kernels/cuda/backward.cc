@@ -110,6 +110,14 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
+  // Of dq, where it is added up.
+  SumLayout sum_layout() const {
+    const std::vector<annulus::Branch>& branches = problem.pattern.branches;
+    const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
+    return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+  }
+  std::int64_t sum_floats() const { return problem.batch * problem.heads * sum_layout().rows * problem.head_dim; }
+
   ScheduleRules rules_for(TileShape shape, int arrivals, int sums, const BackwardOptions& options) const {
     ScheduleRules rules;
     rules.shape = shape;
@@ -218,7 +226,7 @@ struct Backward::Impl {
     memory.control = carver.take<Control>("control", 1);
     memory.delta = carver.take<float>("delta", rows() * delta_count());
     if (choice == nullptr) return memory;
-    if (choice->adds_dq) memory.dq_sums = carver.take<float>("dq sums", rows() * problem.head_dim);
+    if (choice->adds_dq) memory.dq_sums = carver.take<float>("dq sums", sum_floats());
     std::int64_t most = 0;
     for (const std::vector<Pass>* passes : {&choice->deltas, &choice->passes})
       for (const Pass& pass : *passes) most = std::max(most, Scratch(nullptr, pass, problem.head_dim).bytes);
@@ -320,7 +328,7 @@ struct Backward::Impl {
                            launch_shape(), stream);
     if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, stream);
     if (g.dq_sums != nullptr)
-      check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(rows() * problem.head_dim) * sizeof(float), stream),
+      check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(sum_floats()) * sizeof(float), stream),
             "clear the sums of dq");
     for (const Pass& pass : choice->deltas) run_pass(*choice, pass, g, memory, stream);
     run_rows(g, rows::GradientRows::deltas, true, stream);
@@ -346,6 +354,7 @@ struct Backward::Impl {
     g.common.control = memory.control;
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
+    if (g.dq_sums != nullptr) g.sums = sum_layout();
     check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
     make_delta(choice, g, args, memory, stream);
     if (choice != nullptr)

@@ -44,6 +44,8 @@ GradientParams make_params(const GradientLaunch& g, const LaunchShape& shape, in
     const int stride = launch.tiling.sweeps[i].stride;
     params.key[i] = maps.rows({launch.k, launch.k_stride, shape.kv_heads}, stride, Sm90GradientConfig::kKeyRows);
     params.value[i] = maps.rows({launch.v, launch.v_stride, shape.kv_heads}, stride, Sm90GradientConfig::kKeyRows);
+    params.dkey[i] = maps.rows({g.dk, g.dk_stride, shape.kv_heads}, stride, 64);
+    params.dvalue[i] = maps.rows({g.dv, g.dv_stride, shape.kv_heads}, stride, 64);
   }
   for (int i = 0; i < launch.tiling.branch_count; ++i) {
     const int dilation = launch.tiling.branches[i].dilation;
@@ -57,7 +59,8 @@ GradientParams make_params(const GradientLaunch& g, const LaunchShape& shape, in
 
 bool takes_gradient(const Problem& problem, const DeviceInfo& device) {
   return device.compute_capability == 90 && problem.dtype != DType::fp32 &&
-         gradient_index(problem.head_dim, problem.causal) >= 0 && *problem.scale > 0 && can_schedule(problem);
+         gradient_index(problem.head_dim, problem.causal) >= 0 && *problem.scale > 0 && can_schedule(problem) &&
+         problem.pattern.branches.size() <= kMaxGradientBranches;
 }
 
 TileShape gradient_tile_shape(const Problem& problem) {

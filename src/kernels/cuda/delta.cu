@@ -24,6 +24,16 @@ struct Run {
   }
 };
 
+// As much of dq_sums, where there are any, as a run has rows; the last run of a head takes the rest.
+__device__ void clear_sums(const GradientLaunch& g, const Run& run, int rows) {
+  if (g.dq_sums == nullptr) return;
+  const bool is_last = run.first + rows >= g.common.tokens;
+  const std::int64_t head = (run.batch * g.common.heads + run.head) * g.sums.rows * g.common.head_dim;
+  const std::int64_t count = (is_last ? g.sums.rows - run.first : rows) * g.common.head_dim / 4;
+  auto* to = reinterpret_cast<float4*>(g.dq_sums + head + run.first * g.common.head_dim);
+  for (std::int64_t i = threadIdx.x; i < count; i += kThreads) to[i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+
 __device__ float low(std::uint32_t x, __nv_bfloat16) { return __uint_as_float(x << 16); }
 __device__ float high(std::uint32_t x, __nv_bfloat16) { return __uint_as_float(x & 0xffff0000u); }
 __device__ float low(std::uint32_t x, __half) { return __low2float(*reinterpret_cast<const __half2*>(&x)); }
@@ -53,6 +63,7 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
   const T* grad =
       static_cast<const T*>(g.dout) + run.batch * g.dout_stride.batch + run.head * g.dout_stride.head + lane * 8;
   const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens;
+  clear_sums(g, run, kStep * kRowsAThread);
   uint4 a[kRowsAThread] = {}, b[kRowsAThread] = {};
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
@@ -69,10 +80,6 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
     for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
     if (row >= launch.tokens) continue;
     if (lane == 0) g.delta[number + row] = sum * factor;
-    if (g.dq_sums == nullptr) continue;
-    auto* to = reinterpret_cast<float4*>(g.dq_sums + (number + row) * kDim) + lane;
-    to[0] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-    to[kLanes] = float4{0.0f, 0.0f, 0.0f, 0.0f};
   }
 }
 
@@ -83,6 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   const Launch& launch = g.common;
   const Run run(kThreads / 32 * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  clear_sums(g, run, kThreads / 32 * kRowsAThread);
   for (int i = 0; i < kRowsAThread; ++i) {
     const std::int64_t row = run.first + threadIdx.x / 32 * kRowsAThread + i;
     if (row >= launch.tokens) return;
@@ -96,8 +104,6 @@ __global__ void __launch_bounds__(kThreads)
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
     const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens + row;
     if (lane == 0) g.delta[number] = sum * factor;
-    if (g.dq_sums == nullptr) continue;
-    for (int e = lane; e < launch.head_dim; e += 32) g.dq_sums[number * launch.head_dim + e] = 0.0f;
   }
 }
 
@@ -109,13 +115,14 @@ __global__ void __launch_bounds__(kThreads) rounded(const __grid_constant__ Grad
   const int lanes = launch.head_dim / 4, step = kThreads / lanes;
   const Run run(step * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % lanes, row_in = static_cast<int>(threadIdx.x) / lanes;
-  const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens;
+  const float* sums = g.dq_sums + (run.batch * launch.heads + run.head) * g.sums.rows * launch.head_dim;
   float4 x[kRowsAThread] = {};
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
     const std::int64_t row = run.first + row_in + i * step;
     if (row < launch.tokens)
-      x[i] = __ldcs(reinterpret_cast<const float4*>(g.dq_sums + (number + row) * launch.head_dim) + lane);
+      x[i] = __ldcs(reinterpret_cast<const float4*>(
+          sums + SumLayout::place(g.sums.row(static_cast<int>(row)), launch.head_dim, lane / 4 * 16) + lane % 4 * 4));
   }
   T* to = static_cast<T*>(g.dq) + run.batch * g.dq_stride.batch + run.head * g.dq_stride.head + lane * 4;
   const int quad = static_cast<int>(threadIdx.x) % 32 & ~3, own = lane % 4;

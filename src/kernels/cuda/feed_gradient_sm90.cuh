@@ -8,11 +8,14 @@ namespace annulus::cuda::sm90 {
 
 struct GradientParams {
   GradientLaunch launch;
-  StridedRows key[kMaxBranches];  // [sweep]
-  StridedRows value[kMaxBranches];
-  StridedRows query[kMaxBranches];  // [branch of the tiling]
-  StridedRows grad[kMaxBranches];
+  StridedRows key[kMaxGradientBranches];  // [sweep]
+  StridedRows value[kMaxGradientBranches];
+  StridedRows query[kMaxGradientBranches];  // [branch of the tiling]
+  StridedRows grad[kMaxGradientBranches];
+  StridedRows dkey[kMaxGradientBranches];  // [sweep]
+  StridedRows dvalue[kMaxGradientBranches];
 };
+static_assert(sizeof(GradientParams) <= 32764);  // of a kernel's arguments
 
 // Named barriers. 0 is __syncthreads.
 constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
@@ -207,6 +210,7 @@ class Feeder {
     const Tile& tile = item.tile;
     GradientNote& note = sh_.notes[note_];
     note.state_row = tile.state_row;
+    note.sweep = tile.sweep;
     note.rows = tile.rows;
     note.stride = tile.stride;
     note.step = tile.step;
@@ -259,8 +263,10 @@ class Clerk {
     const Tile& tile = item.tile;
     const int dilation = g_.common.tiling.branches[part.branch].dilation;
     int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
-    std::int64_t row = (static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head) * g_.common.tokens +
-                       part.key_begin + static_cast<std::int64_t>(dilation) * first;
+    const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
+    const std::int64_t row = head * g_.common.tokens + part.key_begin + static_cast<std::int64_t>(dilation) * first;
+    const int step = dilation / g_.sums.stride;
+    int sum_row = g_.sums.row(part.key_begin + dilation * first);
     const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
     const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
     for (int n = part.blocks; n > 0; --n) {
@@ -281,8 +287,9 @@ class Clerk {
       }
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
-        block.first_row = row;
-        block.dilation = dilation;
+        block.sums = head * g_.sums.rows * C.head_dim;
+        block.first = sum_row;
+        block.step = step;
         block.rows = min(rows, C.query_rows);
         block.low = part.first - first;
         block.low_step = part.step;
@@ -293,7 +300,7 @@ class Clerk {
       slot_.template advance<C.stages>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
-      row += static_cast<std::int64_t>(dilation) * C.query_rows;
+      sum_row += step * C.query_rows;
       lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
       delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
     }
@@ -308,48 +315,83 @@ class Clerk {
 
 // ---- Producer, warp 1: rows of dK and dV to memory
 
+// As load_rows, the other way.
+__device__ __forceinline__ void store_rows(std::uint32_t from, int bytes_apart, int head_dim, const StridedRows& rows,
+                                           int row, int residue, int head, int batch) {
+  const bool longer = residue < rows.longer_count;
+  const CUtensorMap* map = longer ? &rows.longer : &rows.shorter;
+  const int plane = longer ? residue : residue - rows.longer_count;
+  for (int part = 0; part < head_dim / 64; ++part)
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(from + part * bytes_apart), "r"(part * 64), "r"(row), "r"(plane), "r"(head), "r"(batch)
+                 : "memory");
+}
+
 template <Sm90GradientConfig C, class T>
 class Storer {
   static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
  public:
-  __device__ Storer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
-      : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
+  __device__ Storer(const GradientParams& p, const GradientShared<C>& sh, int lane)
+      : p_(p), g_(p.launch), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
 
   __device__ __forceinline__ void run() {
     std::uint32_t parity = 0;
     for (int slot = 0;; slot ^= 1, parity ^= 1) {
       ptx::mbarrier_wait(sh_.key_full(), parity);
       const GradientNote& note = sh_.notes[slot];
-      if (note.done) return;
+      if (note.done) break;
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty());  // the note itself stays for a tile longer
       if (note.is_last && note.step > 1) clear(note);
       for (int group = 0; group < 2; ++group) {
         ptx::named_sync(kGradientStored + group, 160);
         if (!note.is_last) continue;
-        store(note, group, g_.dv, g_.dv_stride, sh_.value + group * 8192, C.kKeyRows * 128);
-        store(note, group, g_.dk, g_.dk_stride, sh_.ds + group * 16384, 8192);
+        if (note.rows == C.kKeyRows)
+          store_all(note, group);
+        else
+          store_some(note, group);
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(sh_.value_empty());
+      if (lane_ == 0) {
+        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+        ptx::mbarrier_arrive(sh_.value_empty());
+      }
     }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
  private:
+  __device__ std::uint32_t value_slab(int group) const { return sh_.value + group * 8192; }
+  __device__ std::uint32_t key_slab(int group) const { return sh_.ds + group * 16384; }
+
+  __device__ __forceinline__ void store_all(const GradientNote& note, int group) const {
+    if (lane_ != 0) return;
+    const StridedRows& rows = p_.dkey[note.sweep];
+    const int row = note.position / rows.stride + group * 64, residue = note.position % rows.stride;
+    store_rows(value_slab(group), C.kKeyRows * 128, C.head_dim, p_.dvalue[note.sweep], row, residue, note.kv_head,
+               note.batch);
+    store_rows(key_slab(group), 8192, C.head_dim, rows, row, residue, note.kv_head, note.batch);
+  }
+
+  // The copy engine would store rows behind the tile's end too.
+  __device__ __forceinline__ void store_some(const GradientNote& note, int group) const {
+    store_lanes(note, group, g_.dv, g_.dv_stride, value_slab(group), C.kKeyRows * 128);
+    store_lanes(note, group, g_.dk, g_.dk_stride, key_slab(group), 8192);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
+  }
+
   __device__ __forceinline__ T* head_of(const GradientNote& note, void* data, const Strides& stride) const {
     return static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + chunk_ * 8;
   }
 
-  __device__ __forceinline__ void store(const GradientNote& note, int group, void* data, const Strides& stride,
-                                        std::uint32_t slab, int half_bytes) const {
+  __device__ __forceinline__ void store_lanes(const GradientNote& note, int group, void* data, const Strides& stride,
+                                              std::uint32_t slab, int half_bytes) const {
     slab += chunk_ / 8 * half_bytes;
     const int rows = min(note.rows - group * 64, 64);
     const std::int64_t hop = static_cast<std::int64_t>(note.stride) * kRowsAtOnce * stride.token;
     T* to = head_of(note, data, stride) +
             (note.position + static_cast<std::int64_t>(note.stride) * (group * 64 + lane_ / kChunks)) * stride.token;
-#pragma unroll 4
     for (int row = lane_ / kChunks; row < rows; row += kRowsAtOnce, to += hop)
       __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk_ % 8) ^ (row & 7)) * 16));
   }
@@ -370,6 +412,7 @@ class Storer {
     }
   }
 
+  const GradientParams& p_;
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_, chunk_;

@@ -10,6 +10,26 @@
 
 namespace annulus::cuda {
 
+// How the sums of dq of one head lie: rows in the order of their residue modulo `stride`, in groups of 8; a group as
+// [16 columns][row][column]. What the threads of a warp add at once, 8 neighbouring rows of a block of queries by 16
+// columns, is then one run of memory, and two where the block begins within a group.
+struct SumLayout {
+  int stride = 1;        // the dilation where there is one branch; else 1, which suits the densest
+  int residue_rows = 0;  // of one residue
+  int rows = 0;          // of all, up to a multiple of 8
+
+  SumLayout() = default;
+  SumLayout(std::int64_t tokens, int stride_)
+      : stride(stride_),
+        residue_rows(static_cast<int>((tokens + stride_ - 1) / stride_)),
+        rows((stride * residue_rows + 7) / 8 * 8) {}
+  ANNULUS_HOST_DEVICE int row(int position) const { return position % stride * residue_rows + position / stride; }
+  // Of the first of 16 columns, in floats.
+  ANNULUS_HOST_DEVICE static std::int64_t place(int row, int head_dim, int column) {
+    return static_cast<std::int64_t>(row & ~7) * head_dim + (row & 7) * 16 + column * 8;
+  }
+};
+
 struct GradientLaunch {
   Launch common;  // out is not used; state: [row, head_dim] of dq, or [row, 2 head_dim] of dk and dv
   const void* dout = nullptr;
@@ -20,10 +40,11 @@ struct GradientLaunch {
   const float* lse = nullptr;                    // [batch, heads, tokens]
   float* delta = nullptr;                        // [.., batch, heads, tokens]: eq. 7 or 8, without the output's scale
   std::int64_t delta_offset[kMaxBranches] = {};  // of a branch of the tiling; eq. 7 has one Delta for all
-  float* dq_sums = nullptr;                      // [batch, heads, tokens, head_dim], for kernels that add to dq
-  float factor = 1;                              // of dq and dk
-  float value_factor = 1;                        // of dv
-  bool causal = false;                           // tilings of keys do not say so: their order is that of the queries
+  float* dq_sums = nullptr;                      // [batch, heads] of SumLayout, for kernels that add to dq
+  SumLayout sums;
+  float factor = 1;        // of dq and dk
+  float value_factor = 1;  // of dv
+  bool causal = false;     // tilings of keys do not say so: their order is that of the queries
 };
 
 // All rows of one kind, row by row; see gradient_rows.cu.

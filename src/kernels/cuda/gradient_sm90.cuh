@@ -133,16 +133,17 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   const auto put_dq = [&](int record) __attribute__((always_inline)) {
     const GradientBlock& now = sh.blocks[record];
     const int own = (kByRows ? group * 64 : 0) + row;
-    float* to = g.dq_sums + (now.first_row + static_cast<std::int64_t>(now.dilation) * own) * C.head_dim +
-                (kByRows ? 0 : group * 64) + (lane & 3) * 4;
+    int at = now.first + now.step * own;
+    float* sums = g.dq_sums + now.sums + (lane & 3) * 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      float* to = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
       if (own + 8 * r < now.rows)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          ptx::add_4(to + 16 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
+          ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
                      dq[8 * j + 5 + 2 * r]);
-      to += 8ll * now.dilation * C.head_dim;
+      at += 8 * now.step;
     }
   };
 
@@ -294,6 +295,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         }
       }
     }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine reads dK and dV
     if (note.signal_set != kNoSet) {
       __threadfence();
       ptx::named_sync(kGradientBoth + 1 + group, 128);
@@ -337,7 +339,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     if (warp == 0) {
       if (lane == 0) Feeder<C>(p, sh).run();
     } else if (warp == 1) {
-      Storer<C, T>(p.launch, sh, lane).run();
+      Storer<C, T>(p, sh, lane).run();
     } else if (warp == 2) {
       if (lane == 0) ItemFinder<C>(p.launch, sh).run();
     } else {

@@ -6,6 +6,8 @@
 
 namespace annulus::cuda {
 
+inline constexpr int kMaxGradientBranches = 12;  // all tensor maps travel as one kernel argument
+
 // One query head's part of a tile of keys, as the finder leaves it.
 struct GradientItem {
   Tile tile;  // its head is the query head
@@ -18,7 +20,7 @@ struct GradientItem {
 // What consumers and storing warps want to know of a tile.
 struct GradientNote {
   std::int64_t state_row = 0;
-  int rows = 0, stride = 1, step = 1;
+  int sweep = 0, rows = 0, stride = 1, step = 1;
   int batch = 0, kv_head = 0, position = 0;
   int clear_begin = 0, cell_end = 0;
   int signal_set = kNoSet;
@@ -27,13 +29,13 @@ struct GradientNote {
 
 // What consumers want to know of a block of queries.
 struct GradientBlock {
-  std::int64_t first_row = 0;  // of dq_sums
-  int dilation = 1;            // from one row to the next
-  int rows = 0;                // queries; the slot may have more rows
-  int low = 0;                 // causal: the first query that sees key 0 of the tile; key i is seen from
-  int low_step = 0;            // low + i * low_step on
-  int last = 0;                // of the tile
-  int unused = 0;
+  std::int64_t sums = 0;  // where the head's sums of dq begin
+  int first = 0;          // row of the first query in SumLayout,
+  int step = 1;           // from one query to the next
+  int rows = 0;           // queries; the slot may have more rows
+  int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
+  int low_step = 0;       // low + i * low_step on
+  int last = 0;           // of the tile
 };
 
 struct Sm90GradientConfig {
