@@ -297,8 +297,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
       }
       clear_blocks = (lowest + 1) / C.key_rows;
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (inside[r]) delta[r] = __ldg(g.delta + g.delta_offset[part.branch] + number[r]);
+      for (int r = 0; r < 2; ++r) delta[r] = __ldg(g.delta + g.delta_offset[part.branch] + number[r]);
     };
     const auto exponentials = [&]() __attribute__((always_inline)) {
       ptx::pin(s);
@@ -343,7 +342,13 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
         ptx::wgmma_wait<2>();
         exponentials();
         ptx::pin(s);
-        ptx::wgmma_wait<0>();
+        if (i + 1 < mine) {  // the wait stands in both arms: ptxas would move a single one above the exponentials
+          ptx::wgmma_wait<0>();
+          ptx::pin(ds);
+        } else {
+          ptx::wgmma_wait<0>();
+          ptx::pin(dq);
+        }
         ptx::pin(ds);
         ptx::pin(dq);
         make_ds();

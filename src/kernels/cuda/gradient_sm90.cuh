@@ -226,23 +226,35 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         issue_sum(dk, ds, sh.query + now * C.query_bytes());
         d_before = d;
         d.advance<C.kDsSlots>();
-        if constexpr (!kDq) {
-          ptx::wgmma_wait<1>();
-          exponentials(last ? now : q.slot, last ? block : after);
-        } else if constexpr (C.dq_leaves_first) {
+        // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
+        if constexpr (kDq && C.dq_leaves_first) {
           ptx::wgmma_wait<2>();
           ptx::pin(dq);
           if (!first) put_dq(before);
           ptx::wgmma_wait<1>();
           exponentials(last ? now : q.slot, last ? block : after);
+        } else if constexpr (kDq) {
+          ptx::wgmma_wait<2>();
+          exponentials(last ? now : q.slot, last ? block : after);
+          if (first) {
+            ptx::wgmma_wait<1>();
+            ptx::pin(dq);
+          } else {
+            ptx::wgmma_wait<1>();
+            ptx::pin(dq);
+            put_dq(before);
+          }
         } else {
-          ptx::wgmma_wait<2>();
-          exponentials(last ? now : q.slot, last ? block : after);
           ptx::wgmma_wait<1>();
-          ptx::pin(dq);
-          if (!first) put_dq(before);
+          exponentials(last ? now : q.slot, last ? block : after);
         }
-        ptx::wgmma_wait<0>();
+        if (last) {
+          ptx::wgmma_wait<0>();
+          ptx::pin(dv);
+        } else {
+          ptx::wgmma_wait<0>();
+          ptx::pin(dk);
+        }
         if (lane == 0) ptx::mbarrier_arrive(sh.empty(now));
         block = after;
         first = false;
