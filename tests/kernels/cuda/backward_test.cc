@@ -58,18 +58,21 @@ std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick
   return fault.empty() ? "" : fault + " in " + support::describe(problem) + " by " + describe(way) + "\n";
 }
 
-// On every kernel that takes the problem, and by the deterministic choice.
+// On every kernel that takes the problem; on Hopper in both ways of making dq.
 std::string faults(const Problem& problem, std::uint64_t seed, GradientWay way = {}) {
   const Inputs inputs = draw_inputs(problem, seed);
   const Yardstick yardstick(problem, inputs);
   std::string text;
-  for (const cuda::KernelChoice& kernel : cuda::kBackwardKernels) {
-    way.kernel = kernel.name;
-    try {
-      text += faults(problem, inputs, yardstick, way);
-    } catch (const Unsupported&) {  // another one takes it
+  for (const cuda::KernelChoice& kernel : cuda::kBackwardKernels)
+    for (const bool deterministic : {false, true}) {
+      way.kernel = kernel.name;
+      way.deterministic = deterministic;
+      if (deterministic && way.kernel != "sm90") continue;  // always so
+      try {
+        text += faults(problem, inputs, yardstick, way);
+      } catch (const Unsupported&) {  // another one takes it
+      }
     }
-  }
   return text;
 }
 
