@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Forward on one GPU: Annulus against PyTorch's cuDNN attention, alternating in one run.
 
-    python3 bench/cuda_forward.py --library build/release/src/kernels/cuda/libannulus_cuda.so --json FILE
+    python3 bench/cuda_forward.py --library build/release/src/libannulus.so --json FILE
     python3 bench/cuda_forward.py ... dense patterns        only these parts
 
 Parts:
@@ -24,84 +24,82 @@ import math
 import pathlib
 import sys
 
+import c_abi
+
 HEADS = 16
+DTYPES = ("fp32", "bf16", "fp16")  # in the order of annulus_dtype
+PHASES = ("by_head", "by_head_block", "every")  # of annulus_phase, from 1 on
 TWO = ([2048, 4096], [1, 2])
 FIVE = ([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 8, 16])
 
 
-class Problem(ctypes.Structure):
-    _fields_ = [
-        ("batch", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("dtype", ctypes.c_char_p),
-        ("phase", ctypes.c_char_p),
-        ("causal", ctypes.c_int),
-        ("scale", ctypes.c_double),
-        ("branch_count", ctypes.c_size_t),
-        ("segments", ctypes.POINTER(ctypes.c_int64)),
-        ("dilations", ctypes.POINTER(ctypes.c_int64)),
-        ("document_count", ctypes.c_size_t),
-        ("documents", ctypes.POINTER(ctypes.c_int64)),
-        ("kernel", ctypes.c_char_p),
-    ]
-
-
-def load_library(path):
-    library = ctypes.CDLL(path)
-    library.annulus_cuda_forward_workspace.restype = ctypes.c_size_t
-    library.annulus_cuda_forward_workspace.argtypes = [ctypes.c_void_p]
-    library.annulus_cuda_forward_explain.restype = ctypes.c_char_p
-    library.annulus_cuda_forward_explain.argtypes = [ctypes.c_void_p]
-    library.annulus_cuda_forward_flop.restype = ctypes.c_double
-    library.annulus_cuda_forward_flop.argtypes = [ctypes.c_void_p]
-    library.annulus_cuda_forward_run.argtypes = [ctypes.c_void_p] * 8
-    library.annulus_cuda_forward_destroy.argtypes = [ctypes.c_void_p]
-    library.annulus_cuda_device.restype = ctypes.c_char_p
-    library.annulus_cuda_error.restype = ctypes.c_char_p
-    return library
-
-
 class Forward:
-    """One planned problem with its tensors."""
+    """One planned problem with its tensors, through the C ABI, on torch's current stream."""
 
     def __init__(self, library, torch, tokens, head_dim, segments, dilations, *, causal=False, phase="by_head",
                  kv_heads=0, heads=HEADS, dtype="bf16", documents=(), kernel="auto", tensors=None):
-        def array(values):
-            return (ctypes.c_int64 * max(1, len(values)))(*values)
-
         self.library, self.torch = library, torch
         kv_heads = kv_heads or heads
-        problem = Problem(1, tokens, heads, kv_heads, head_dim, dtype.encode(), phase.encode(), int(causal), 0.0,
-                          len(segments), array(segments), array(dilations), len(documents), array(documents),
-                          kernel.encode())
+        branches = (c_abi.Branch * len(segments))(*(c_abi.Branch(w, r) for w, r in zip(segments, dilations)))
+        bounds = (ctypes.c_int64 * len(documents))(*documents)
+        problem = c_abi.sized(
+            c_abi.Problem, batch=1, tokens=tokens, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            branches=branches, branch_count=len(segments), dtype=DTYPES.index(dtype), phase=1 + PHASES.index(phase),
+            documents=ctypes.addressof(bounds) if documents else None, document_bounds=len(documents),
+            causal=int(causal))
+        options = c_abi.sized(c_abi.Options, instruction_set=kernel.encode(), device=b"cuda")
         self.handle = ctypes.c_void_p()
-        self.check(library.annulus_cuda_forward_create(ctypes.byref(problem), ctypes.byref(self.handle)))
+        self.check(library.annulus_create(ctypes.byref(problem), ctypes.byref(options), ctypes.byref(self.handle)))
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
         self.q, self.k, self.v = tensors or [
             torch.randn(1, tokens, h, head_dim, device="cuda", dtype=kind) for h in (heads, kv_heads, kv_heads)]
         self.out = torch.full_like(self.q, math.nan)
         self.lse = torch.full((1, heads, tokens), math.nan, device="cuda")
-        self.workspace_bytes = library.annulus_cuda_forward_workspace(self.handle)
+        size = ctypes.c_size_t()
+        self.check(library.annulus_workspace_bytes(self.handle, 0, ctypes.byref(size)))
+        self.workspace_bytes = size.value
         self.workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cuda")
-        self.flop = library.annulus_cuda_forward_flop(self.handle)
-        self.explanation = library.annulus_cuda_forward_explain(self.handle).decode()
+        self.flop = 4 * head_dim * count_pairs(documents or (0, tokens), heads, segments, dilations, phase, causal)
+        text = ctypes.create_string_buffer(1 << 16)
+        self.check(library.annulus_explain(self.handle, text, len(text), None))
+        self.explanation = text.value.decode()
+
+        def view(x):
+            return c_abi.Tensor(data=x.data_ptr(), dtype=DTYPES.index(dtype), shape=(ctypes.c_int64 * 4)(*x.shape))
+
+        self.args = c_abi.sized(
+            c_abi.ForwardArgs, q=view(self.q), k=view(self.k), v=view(self.v), out=view(self.out),
+            lse=self.lse.data_ptr(), lse_count=self.lse.numel(),
+            workspace=self.workspace.data_ptr() or None, workspace_bytes=self.workspace_bytes)
 
     def check(self, status):
         if status:
-            raise RuntimeError(self.library.annulus_cuda_error().decode())
+            raise RuntimeError(self.library.annulus_last_error().decode())
 
     def __call__(self):
-        stream = self.torch.cuda.current_stream().cuda_stream
-        self.check(self.library.annulus_cuda_forward_run(
-            self.handle, self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), self.out.data_ptr(),
-            self.lse.data_ptr(), self.workspace.data_ptr(), stream))
+        self.args.stream = self.torch.cuda.current_stream().cuda_stream
+        self.check(self.library.annulus_forward(self.handle, ctypes.byref(self.args)))
 
     def __del__(self):
         if getattr(self, "handle", None):
-            self.library.annulus_cuda_forward_destroy(self.handle)
+            self.library.annulus_destroy(self.handle)
+
+
+def count_pairs(documents, heads, segments, dilations, phase, causal):
+    """Pairs of a query and a key that a problem has, of all heads (docs/semantics.md, eq. 1 to 3)."""
+
+    def of_class(length, dilation, which):
+        rows = max(0, -(-(length - which) // dilation))
+        return rows * (rows + 1) // 2 if causal else rows * rows
+
+    total = 0
+    for w, r in zip(segments, dilations):
+        taken = {"by_head": [j % r for j in range(heads)], "by_head_block": [j // -(-heads // r) for j in range(heads)],
+                 "every": [c for c in range(r) for _ in range(heads)]}[phase]
+        for begin, end in zip(documents, documents[1:]):
+            whole, rest = divmod(end - begin, w)
+            total += sum(whole * of_class(w, r, c) + of_class(rest, r, c) for c in taken)
+    return total
 
 
 class Bench:
@@ -290,7 +288,7 @@ def composed(torch, q, k, v, segments, dilations, causal):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, help="libannulus_cuda.so")
+    parser.add_argument("--library", required=True, help="libannulus.so, with libannulus_cuda.so beside it")
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--busy-ms", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=3)
@@ -301,21 +299,23 @@ def main():
     except ImportError:
         print("Skipped: no torch in this python3; the peer is PyTorch's cuDNN attention")
         return 0
-    library = load_library(arguments.library)
-    device = library.annulus_cuda_device()
-    if device is None or not torch.cuda.is_available():
-        print(f"Skipped: {library.annulus_cuda_error().decode()}")
+    if not torch.cuda.is_available():
+        print("Skipped: torch sees no GPU here")
         return 0
+    library = c_abi.load_library(arguments.library)
+    properties = torch.cuda.get_device_properties(0)
+    device = (f"{properties.name}, sm_{properties.major}{properties.minor}, "
+              f"{properties.multi_processor_count} multiprocessors")
     bench = Bench(torch, library, arguments)
-    print(device.decode(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
+    print(device, "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
     for part in arguments.parts or ["dense", "patterns", "general", "length", "fp32"]:
         getattr(bench, part)()
         torch.cuda.empty_cache()
-    if arguments.json:
-        report = {"environment": {"device": device.decode(), "torch": torch.__version__,
-                                  "cudnn": torch.backends.cudnn.version()},
-                  "busy_ms": arguments.busy_ms, "rounds": arguments.rounds, "results": bench.results}
-        pathlib.Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if arguments.json:  # as far as it has come
+            report = {"environment": {"device": device, "torch": torch.__version__,
+                                      "cudnn": torch.backends.cudnn.version()},
+                      "busy_ms": arguments.busy_ms, "rounds": arguments.rounds, "results": bench.results}
+            pathlib.Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

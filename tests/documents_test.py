@@ -44,7 +44,8 @@ class Documents(unittest.TestCase):
         self.assertGreater(seen, 5)
 
     def test_pictures_are_what_the_script_draws(self):
-        self.assertEqual(subprocess.call([sys.executable, str(ROOT / "docs/draw_pattern.py"), "--check"]), 0)
+        for script in ("docs/draw_pattern.py", "bench/plot.py"):
+            self.assertEqual(subprocess.call([sys.executable, str(ROOT / script), "--check"]), 0, script)
 
     def test_cited_equations_exist(self):
         defined = set(DEFINED.findall(read(ROOT / "docs/semantics.md")))

@@ -97,7 +97,7 @@ typedef struct annulus_problem {
 
 typedef struct annulus_options {
   size_t struct_size;           // sizeof(annulus_options)
-  const char* instruction_set;  // may be null: the best this CPU has
+  const char* instruction_set;  // may be null: the best this CPU has; on a GPU a kernel by name
   int32_t threads;              // 0: all cores this process may use
   int32_t reserved;             // 0
   const char* device;           // may be null: "cpu". "cuda", "cuda:1": every pointer in a call is to that GPU's memory

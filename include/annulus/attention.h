@@ -25,9 +25,11 @@ namespace annulus {
 enum class Pass { forward, backward };
 
 struct Options {
-  int threads = 0;              // 0: all cores this process may use
-  std::string instruction_set;  // "" or "auto": the best this CPU has; else one of instruction_sets()
-  std::string device;           // "" or "cpu"; "cuda" or "cuda:1": a GPU, and every pointer in a call is to its memory
+  int threads = 0;  // 0: all cores this process may use
+  std::string instruction_set =
+      {};  // "" or "auto": the best this CPU has; else one of instruction_sets(). GPU: a kernel
+  std::string device =
+      {};  // "" or "cpu"; "cuda" (the current one) or "cuda:1": every pointer in a call is to its memory
 };
 
 struct ForwardArgs {
@@ -38,7 +40,8 @@ struct ForwardArgs {
   std::span<float> lse;  // [batch, heads, tokens], natural log; may be empty: not wanted
   std::span<std::byte>
       workspace;           // workspace_bytes(Pass::forward), 64-byte aligned; may be empty: allocated for the call
-  void* stream = nullptr;  // on a GPU: the CUDA stream that the work is queued on. The call does not wait for it
+  void* stream = nullptr;  // on a GPU: the CUDA stream that the work is queued on. The call does not wait for it, and
+                           // memory for the call comes from the stream's pool
 };
 
 struct BackwardArgs {
@@ -55,7 +58,8 @@ struct BackwardArgs {
 
 class Attention {
  public:
-  // Throws InvalidArgument or Unsupported; nothing is allocated that grows with tokens.
+  // Throws InvalidArgument or Unsupported, or DeviceError where the device is missing; nothing is allocated that grows
+  // with tokens.
   explicit Attention(const Problem& problem, const Options& options = {});
   ~Attention();
   Attention(Attention&&) noexcept;
@@ -68,9 +72,9 @@ class Attention {
   // Everything that a pass holds, tensors included, to the byte.
   std::vector<MemoryComponent> memory(Pass pass) const;
 
-  const Problem& problem() const;  // resolved
-  int threads() const;
-  std::string instruction_set() const;  // the one in use
+  const Problem& problem() const;       // resolved
+  int threads() const;                  // 0 on a GPU
+  std::string instruction_set() const;  // the one in use; on a GPU the kernel
   std::string explain() const;          // the plan, for people
 
  private:

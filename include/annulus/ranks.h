@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "annulus/attention.h"
+#include "annulus/recorder.h"
 
 namespace annulus {
 
-class Recorder;
 class Transport;
 
 // Who owns which positions (docs/semantics.md, section 6).
@@ -42,7 +42,7 @@ struct Sharding {
 
 // How keys meet queries. The result is the same, but for rounding.
 enum class Strategy {
-  automatic,   // "auto": the one that the cost model finds fastest
+  automatic,   // "auto": for each branch the one that moves the fewest bytes, if all ranks get as much to do
   exchange,    // only the rows that a rank's queries can see, straight from their owner
   reshard,     // a segment over several ranks is dealt out by class, and each class made whole on one of them
   ring,        // every block of keys hops past every rank that needs it or has to pass it on
@@ -58,8 +58,11 @@ struct RankOptions {
   Strategy strategy = Strategy::automatic;
   // One a branch: reshard for some, one other strategy for the rest. Empty: `strategy` for all.
   std::vector<Strategy> branches = {};
-  std::int64_t slot_bytes = std::int64_t{32} << 20;  // what arrives at once is cut to about this, except by gather
-  bool reproducible = false;     // the same bits for every number of ranks and layout; needs memory for whole segments
+  // What arrives at once is cut to about this, except by gather, and by reshard, which holds what is dealt out whole.
+  std::int64_t slot_bytes = std::int64_t{32} << 20;
+  // The same bits for every number of ranks and layout. Needs memory for all rows from the first to the last of the
+  // segments that the rank has rows in: of zigzag and striped shards that is the sequence.
+  bool reproducible = false;
   Recorder* recorder = nullptr;  // may be null
 };
 
@@ -92,7 +95,7 @@ class RankAttention {
   std::vector<MemoryComponent> memory(Pass pass) const;
   // Payload that a pass moves from and to this rank.
   RankTraffic traffic(Pass pass) const;
-  Strategy strategy() const;  // the one in use: never automatic
+  const std::vector<Strategy>& strategies() const;  // of each branch: never automatic
   int threads() const;
   std::string instruction_set() const;  // the one in use
 

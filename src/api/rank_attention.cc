@@ -5,6 +5,7 @@
 #include "api/checks.h"
 #include "api/own_workspace.h"
 #include "exec/executor.h"
+#include "kernels/device.h"
 #include "plan/choice.h"
 #include "plan/shard.h"
 
@@ -37,9 +38,13 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
+  if (parse_device(options.device.device).is_gpu)
+    throw Unsupported("ranks compute on the CPU; got device " + options.device.device +
+                      ": leave it out, or use Attention on one GPU");
+  options = with_strategies(std::move(options), problem, sharding);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");
-  return with_strategies(options, problem, sharding);
+  return options;
 }
 
 std::unique_ptr<Executor> make_executor(const Problem& problem, const Plan& plan, const Sharding& sharding,
@@ -82,8 +87,11 @@ struct RankAttention::Impl {
 
   template <class Args, class Run>
   void run(Args args, Pass pass, Run run) const {
-    const std::size_t bytes = workspace_bytes(pass);
-    together(transport, [&] { check(args, problem, rows, bytes); });
+    const std::size_t bytes = together(transport, [&] {
+      const std::size_t needed = workspace_bytes(pass);
+      check(args, problem, rows, needed);
+      return needed;
+    });
     if (problem.batch == 0 || problem.tokens == 0) return;
     std::optional<OwnWorkspace> own;
     if (args.workspace.empty()) together(transport, [&] { args.workspace = own.emplace(bytes).span(); });
@@ -123,7 +131,7 @@ std::vector<MemoryComponent> RankAttention::memory(Pass pass) const {
   return all_memory(impl_->problem, impl_->rows, pass, impl_->executor->workspace(pass));
 }
 RankTraffic RankAttention::traffic(Pass pass) const { return impl_->executor->traffic(pass); }
-Strategy RankAttention::strategy() const { return impl_->options.strategy; }
+const std::vector<Strategy>& RankAttention::strategies() const { return impl_->options.branches; }
 int RankAttention::threads() const { return impl_->executor->kernels().threads(); }
 std::string RankAttention::instruction_set() const { return std::string(impl_->executor->kernels().instruction_set()); }
 

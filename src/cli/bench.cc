@@ -244,11 +244,11 @@ int bench_rank(const BenchJob& job, Rank& rank) {
 
 int bench(const BenchOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (options.machine.device == "cuda") {
+  if (uses_gpu(options.machine)) {
     const Schedule schedule = schedule_of(options);
     return bench_on_cuda(options, launch, {schedule.repeats, schedule.warmup, schedule.min_seconds});
   }
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
   const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};
   const GroupOptions group = make_group_options(
       options.ranks, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);

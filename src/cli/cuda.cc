@@ -1,8 +1,7 @@
 #include "cli/cuda.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
+#include <array>
 #include <iostream>
 
 #include "cli/checksum.h"
@@ -10,6 +9,7 @@
 #include "cli/measurement.h"
 #include "cli/progress.h"
 #include "cli/verification.h"
+#include "kernels/device.h"
 #include "kernels/thread_pool.h"
 #include "numeric/half.h"
 #include "numeric/size.h"
@@ -18,7 +18,6 @@
 namespace annulus::cli {
 namespace {
 
-constexpr const char* kLibrary = "libannulus_cuda.so";
 constexpr std::int64_t kMaxRounds = 1'000'000;
 
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
@@ -29,26 +28,74 @@ void refuse_backward(const CommandOptions& options, const Launch& launch) {
     throw Unsupported("--device cuda computes forward; got --backward: leave it out, or use --device cpu");
 }
 
-// Results of the device in host memory of the workload.
-void bring_back(cuda::DeviceForward& forward, Workload& work) {
-  for (const std::string& name : result_names(Pass::forward)) forward.get(name, work.result(name));
-}
+// A problem with its tensors on the device.
+class GpuForward {
+ public:
+  // Throws OutOfMemory before anything is allocated where the problem does not fit.
+  GpuForward(const Gpu& gpu, const Problem& problem, const std::string& kernel)
+      : gpu_(gpu), attention_(problem, gpu.options(kernel)) {
+    const std::int64_t free = gpu.info().free_bytes;
+    const std::int64_t needed = total_bytes(attention_.memory(Pass::forward));
+    if (needed > free)
+      throw OutOfMemory("a problem must fit into the GPU's memory; it needs " + std::to_string(needed) + " bytes and " +
+                        std::to_string(free) + " are free: give smaller sizes or use several devices");
+    for (const char* name : {"q", "k", "v", "out", "lse"})
+      for (const MemoryComponent& part : attention_.memory(Pass::forward))
+        if (part.name == name)
+          tensors_[name] = gpu.backend().allocate(gpu.index(), static_cast<std::size_t>(part.bytes));
+    workspace_bytes_ = attention_.workspace_bytes(Pass::forward);
+    workspace_ = gpu.backend().allocate(gpu.index(), workspace_bytes_);
+  }
 
-void put_inputs(cuda::DeviceForward& forward, const Workload& work) {
-  for (const std::string& name : input_names(Pass::forward)) forward.put(name, work.data(name));
-}
+  const Attention& attention() const { return attention_; }
+  std::string kernel() const { return attention_.instruction_set(); }
 
-Json memory_on(const cuda::DeviceForward& forward) {
-  Json components = Json::object();
-  for (const MemoryComponent& part : forward.memory())
-    components[part.name] = components.value(part.name, std::int64_t{0}) + part.bytes;
-  const std::int64_t bytes = total_bytes(forward.memory());
-  return {{"peak_bytes", bytes}, {"plan_bytes", bytes}, {"components", components}};
-}
+  void put_inputs(const Workload& work) {
+    for (const std::string& name : input_names(Pass::forward)) tensors_.at(name)->put(work.data(name));
+  }
+  void bring_back(Workload& work) const {
+    for (const std::string& name : result_names(Pass::forward)) tensors_.at(name)->get(work.result(name));
+  }
 
-std::string memory_line(const cuda::DeviceForward& forward) {
-  return "memory   " + format_bytes(total_bytes(forward.memory())) + " in tensors and workspace on the device\n";
-}
+  double run() {  // seconds, by the device's own clock
+    const Problem& problem = attention_.problem();
+    const auto view = [&](const char* name, std::int64_t heads) {
+      const std::array<std::int64_t, 4> shape{problem.batch, problem.tokens, heads, problem.head_dim};
+      return TensorView(tensors_.at(name)->data(), problem.dtype, shape);
+    };
+    ForwardArgs args;
+    args.q = view("q", problem.heads);
+    args.k = view("k", problem.kv_heads);
+    args.v = view("v", problem.kv_heads);
+    args.out = view("out", problem.heads);
+    args.lse = {static_cast<float*>(tensors_.at("lse")->data()),
+                static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens)};
+    args.workspace = {static_cast<std::byte*>(workspace_->data()), workspace_bytes_};
+    return gpu_.backend().time(gpu_.index(), [&](void* stream) {
+      args.stream = stream;
+      attention_.forward(args);
+    });
+  }
+
+  Json memory() const {
+    Json components = Json::object();
+    for (const MemoryComponent& part : attention_.memory(Pass::forward))
+      components[part.name] = components.value(part.name, std::int64_t{0}) + part.bytes;
+    const std::int64_t bytes = total_bytes(attention_.memory(Pass::forward));
+    return {{"peak_bytes", bytes}, {"plan_bytes", bytes}, {"components", components}};
+  }
+  std::string memory_line() const {
+    return "memory   " + format_bytes(total_bytes(attention_.memory(Pass::forward))) +
+           " in tensors and workspace on the device\n";
+  }
+
+ private:
+  const Gpu& gpu_;
+  Attention attention_;
+  std::map<std::string, std::unique_ptr<cuda::DeviceMemory>> tensors_;
+  std::size_t workspace_bytes_ = 0;
+  std::unique_ptr<cuda::DeviceMemory> workspace_;
+};
 
 Json checksums(const Workload& work, int threads) {
   Json sums = Json::object();
@@ -72,16 +119,16 @@ std::vector<double> as_doubles(const Workload& work, const std::string& name) {
 }
 
 // All kernels that take the problem, or the one that was asked for.
-std::vector<std::unique_ptr<cuda::DeviceForward>> kernels_for(const cuda::Backend& backend, const Problem& problem,
-                                                              const std::string& wanted) {
-  std::vector<std::unique_ptr<cuda::DeviceForward>> found;
+std::vector<std::unique_ptr<GpuForward>> kernels_for(const Gpu& gpu, const Problem& problem,
+                                                     const std::string& wanted) {
+  std::vector<std::unique_ptr<GpuForward>> found;
   if (wanted != "auto") {
-    found.push_back(backend.forward(problem, wanted));
+    found.push_back(std::make_unique<GpuForward>(gpu, problem, wanted));
     return found;
   }
   for (const cuda::KernelChoice& kernel : cuda::kKernels) {
     try {
-      found.push_back(backend.forward(problem, kernel.name));
+      found.push_back(std::make_unique<GpuForward>(gpu, problem, kernel.name));
     } catch (const Unsupported&) {  // another one takes it
     }
   }
@@ -90,8 +137,17 @@ std::vector<std::unique_ptr<cuda::DeviceForward>> kernels_for(const cuda::Backen
 
 }  // namespace
 
-Json cuda_environment(const cuda::Backend& backend, const std::string& kernel) {
-  const cuda::DeviceInfo device = backend.device();
+Gpu::Gpu(const MachineOptions& options)
+    : backend_(cuda::load_backend()), index_(parse_device(options.device).index.value_or(0)) {
+  (void)info();  // is it there?
+}
+
+Options Gpu::options(const std::string& kernel) const {
+  return {.threads = 0, .instruction_set = kernel, .device = "cuda:" + std::to_string(index_)};
+}
+
+Json cuda_environment(const Gpu& gpu, const std::string& kernel) {
+  const cuda::DeviceInfo device = gpu.info();
   Json environment = environment_json(instruction_sets().front(), usable_cores());
   environment["device"] = "cuda";
   environment["gpu"] = device.name;
@@ -100,30 +156,18 @@ Json cuda_environment(const cuda::Backend& backend, const std::string& kernel) {
   return environment;
 }
 
-std::string describe_on_cuda(const cuda::Backend& backend, const Problem& problem, const std::string& kernel) {
+std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel) {
   const std::string both = describe(problem, "", 1);  // the machine, the problem
-  return "annulus " + version() + " on " + backend.device().name + ", kernel " + kernel + both.substr(both.find('\n'));
-}
-
-std::unique_ptr<cuda::Backend> load_cuda() {
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // stays loaded
-  if (library == nullptr)
-    throw DeviceError(std::string("--device cuda needs the CUDA backend; got no ") + kLibrary +
-                      " beside this tool: build with ANNULUS_CUDA=ON where nvcc is, or use --device cpu");
-  const auto make = reinterpret_cast<cuda::MakeBackend>(dlsym(library, cuda::kMakeBackend));
-  if (make == nullptr)
-    throw DeviceError(std::string("the CUDA backend must be of this version; got a ") + kLibrary + " without " +
-                      cuda::kMakeBackend + ": install tool and library together");
-  return std::unique_ptr<cuda::Backend>(make());
+  return "annulus " + version() + " on " + gpu.info().name + ", kernel " + kernel + both.substr(both.find('\n'));
 }
 
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files) {
   refuse_backward(options, launch);
   InputFiles inputs(files, options.problem);
-  const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options));
   const std::uint64_t seed = make_seed(options.problem);
-  const std::unique_ptr<cuda::Backend> backend = load_cuda();
-  const std::unique_ptr<cuda::DeviceForward> forward = backend->forward(problem, options.machine.kernel);
+  const Gpu gpu(options.machine);
+  GpuForward forward(gpu, problem, options.machine.kernel);
   check_outputs(files, report_paths(options), Pass::forward);
   const int threads = usable_cores();
   Workload work(problem);
@@ -137,10 +181,10 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
     else
       work.draw(seed, threads, Pass::forward);
     work.hold_results(Pass::forward);
-    put_inputs(*forward, work);
+    forward.put_inputs(work);
     progress.step("forward");
-    seconds = forward->run();
-    bring_back(*forward, work);
+    seconds = forward.run();
+    forward.bring_back(work);
     progress.step("write results");
     const Holdings holdings = holdings_of(make_rank_setup(options, problem, 1), problem);
     run_ranks(launch, make_group_options(options.ranks, 64), [&](Rank& rank) {
@@ -150,23 +194,23 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
   }
   const Json sums = checksums(work, threads);
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(*backend, problem, forward->kernel()) << forward->explain();
+  out << describe_on_cuda(gpu, problem, forward.kernel()) << forward.attention().explain();
   out << "forward  " << duration_text(seconds) << "\n";
   for (const auto& [tensor, sum] : sums.items())
     out << (tensor == "out" ? "checksum " : "         ") << tensor << " " << sum.get<std::string>() << "\n";
-  out << memory_line(*forward);
+  out << forward.memory_line();
   for (const std::string& path : written) out << "wrote    " << path << "\n";
   write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(*backend, forward->kernel())},
+                                {"environment", cuda_environment(gpu, forward.kernel())},
                                 {"seconds", seconds},
                                 {"forward_seconds", seconds},
-                                {"memory", memory_on(*forward)},
+                                {"memory", forward.memory()},
                                 {"traffic", no_traffic()},
                                 {"checksum", sums}});
   return kRight;
 }
 
-std::vector<VerifyCheck> verify_on_cuda(const cuda::Backend& backend, const Problem& problem, const std::string& kernel,
+std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel,
                                         std::uint64_t seed, const std::function<void(const std::string&)>& step) {
   std::vector<VerifyCheck> checks;
   Workload work(problem);
@@ -179,13 +223,13 @@ std::vector<VerifyCheck> verify_on_cuda(const cuda::Backend& backend, const Prob
   const reference::Result textbook = reference::textbook(problem, inputs);
   work.hold_results(Pass::forward);
   step("kernels");
-  for (const auto& forward : kernels_for(backend, problem, kernel)) {
+  for (const auto& forward : kernels_for(gpu, problem, kernel)) {
     const auto compute = [&] {
       forward->run();
-      bring_back(*forward, work);
+      forward->bring_back(work);
       return checksums(work, usable_cores());
     };
-    put_inputs(*forward, work);
+    forward->put_inputs(work);
     const Json first = compute();
     const reference::Result result{
         .out = as_doubles(work, "out"), .lse = as_doubles(work, "lse"), .dq = {}, .dk = {}, .dv = {}};
@@ -208,43 +252,51 @@ void check_cuda_launch(const Launch& launch) {
 
 int bench_on_cuda(const CommandOptions& options, const Launch& launch, const CudaTimes& times) {
   refuse_backward(options, launch);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
   const std::uint64_t seed = make_seed(options.problem);
-  const std::unique_ptr<cuda::Backend> backend = load_cuda();
-  const std::unique_ptr<cuda::DeviceForward> forward = backend->forward(problem, options.machine.kernel);
+  const Gpu gpu(options.machine);
+  GpuForward forward(gpu, problem, options.machine.kernel);
   check_reports(report_paths(options));
   Measurement measurement{"forward", 4 * static_cast<double>(problem.head_dim) * count_pairs(problem), {}};
+  Peak peak;
   {
-    Progress progress(options.report.quiet, 1 + times.warmup + times.repeats);
+    Progress progress(options.report.quiet, 3 + times.warmup + times.repeats);
+    const auto measure_peak = [&] {  // before and after: the better one
+      progress.step("peak");
+      const Peak found = gpu.backend().measure_peak(gpu.index(), problem.dtype);
+      if (found.flop_per_s > peak.flop_per_s) peak = found;
+    };
     progress.step("draw inputs");
     Workload work(problem);
     work.draw(seed, usable_cores(), Pass::forward);
-    put_inputs(*forward, work);
+    forward.put_inputs(work);
+    measure_peak();
     for (std::int64_t i = 0; i < times.warmup; ++i) {
       progress.step("forward, warm-up " + std::to_string(i + 1));
-      forward->run();
+      forward.run();
     }
     double total = 0;
     for (std::int64_t i = 0; i < kMaxRounds && (i < times.repeats || total < times.min_seconds); ++i) {
       if (i < times.repeats) progress.step("forward, round " + std::to_string(i + 1));
-      measurement.seconds.push_back(forward->run());
+      measurement.seconds.push_back(forward.run());
       total += measurement.seconds.back();
     }
+    measure_peak();
   }
   std::ranges::sort(measurement.seconds);
-  const cuda::NominalPeak nominal = backend->peak(problem);
-  check_plausible(measurement, {nominal.flop_per_s, nominal.what});
+  check_plausible(measurement, peak);
   const double rate = measurement.rate(measurement.median());
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(*backend, problem, forward->kernel()) << forward->explain();
+  out << describe_on_cuda(gpu, problem, forward.kernel()) << forward.attention().explain();
   out << table_text({{"", "median", "best", "worst", "rounds", "TFLOP/s", "of peak"},
                      {"forward", duration_text(measurement.median()), duration_text(measurement.best()),
                       duration_text(measurement.worst()), std::to_string(measurement.seconds.size()),
-                      number_text(rate / 1e12, 4), number_text(100 * rate / nominal.flop_per_s) + " %"}});
-  out << "peak     " << number_text(nominal.flop_per_s / 1e12, 4) << " TFLOP/s, " << nominal.what << ", nominal\n";
-  out << memory_line(*forward);
+                      number_text(rate / 1e12, 4), number_text(100 * rate / peak.flop_per_s) + " %"}});
+  out << "peak     " << number_text(peak.flop_per_s / 1e12, 4) << " TFLOP/s, " << peak.instruction
+      << ", measured in this run\n";
+  out << forward.memory_line();
   write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(*backend, forward->kernel())},
+                                {"environment", cuda_environment(gpu, forward.kernel())},
                                 {"forward",
                                  {{"ms",
                                    {{"median", measurement.median() * 1e3},
@@ -253,18 +305,18 @@ int bench_on_cuda(const CommandOptions& options, const Launch& launch, const Cud
                                   {"rounds", measurement.seconds.size()},
                                   {"flop", measurement.flop},
                                   {"flop_per_s", rate},
-                                  {"peak_flop_per_s", nominal.flop_per_s},
-                                  {"peak_fraction", rate / nominal.flop_per_s}}},
-                                {"peak_instruction", nominal.what},
+                                  {"peak_flop_per_s", peak.flop_per_s},
+                                  {"peak_fraction", rate / peak.flop_per_s}}},
+                                {"peak_instruction", peak.instruction},
                                 {"traffic", no_traffic()},
-                                {"memory", memory_on(*forward)},
+                                {"memory", forward.memory()},
                                 {"communication", {{"exposed_fraction", 0.0}}}});
   return kRight;
 }
 
 std::string cuda_text() {
   try {
-    const cuda::DeviceInfo device = load_cuda()->device();
+    const cuda::DeviceInfo device = Gpu({}).info();
     std::string text = "gpu               " + device.name + ", sm_" + std::to_string(device.compute_capability) + ", " +
                        std::to_string(device.multiprocessors) + " multiprocessors, " + format_bytes(device.free_bytes) +
                        " of " + format_bytes(device.memory_bytes) + " free\n";
@@ -278,7 +330,7 @@ std::string cuda_text() {
 
 Json cuda_json() {
   try {
-    const cuda::DeviceInfo device = load_cuda()->device();
+    const cuda::DeviceInfo device = Gpu({}).info();
     Json kernels = Json::array();
     for (const cuda::KernelChoice& kernel : cuda::kKernels)
       kernels.push_back({{"name", kernel.name}, {"takes", kernel.takes}, {"why", kernel.why}});

@@ -1,8 +1,9 @@
-// The commands on a GPU: --device cuda. The backend is a library of its own, loaded when it is asked for and not
-// before.
+// The commands on a GPU: --device cuda. Problems are computed through annulus::Attention, as any program would; what
+// the tool needs beside that (memory of the device, its clock) comes from the backend.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,12 +12,24 @@
 #include "cli/options.h"
 #include "cli/report.h"
 #include "cli/verification.h"
-#include "kernels/cuda/backend.h"
+#include "kernels/cuda/load.h"
 
 namespace annulus::cli {
 
-// Throws DeviceError where the library or a GPU is missing, and says which.
-std::unique_ptr<cuda::Backend> load_cuda();
+// The device that --device names. Throws DeviceError where the backend or a GPU is missing, and says which.
+class Gpu {
+ public:
+  explicit Gpu(const MachineOptions& options);
+
+  const cuda::Backend& backend() const { return backend_; }
+  int index() const { return index_; }
+  cuda::DeviceInfo info() const { return backend_.info(index_); }
+  Options options(const std::string& kernel) const;  // for Attention
+
+ private:
+  const cuda::Backend& backend_;
+  int index_;
+};
 
 struct CudaTimes {
   std::int64_t repeats = 0;
@@ -33,12 +46,12 @@ void check_cuda_launch(const Launch& launch);
 // Forward of every kernel that takes the problem ("auto"), or of one, against the fp64 reference and run again. `step`
 // is called kCudaVerifySteps times.
 inline constexpr std::int64_t kCudaVerifySteps = 3;
-std::vector<VerifyCheck> verify_on_cuda(const cuda::Backend& backend, const Problem& problem, const std::string& kernel,
+std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel,
                                         std::uint64_t seed, const std::function<void(const std::string&)>& step);
 
 // As environment_json and describe have them for the CPU.
-Json cuda_environment(const cuda::Backend& backend, const std::string& kernel);
-std::string describe_on_cuda(const cuda::Backend& backend, const Problem& problem, const std::string& kernel);
+Json cuda_environment(const Gpu& gpu, const std::string& kernel);
+std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel);
 
 // For `info`: the device, or why there is none.
 std::string cuda_text();

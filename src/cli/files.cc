@@ -119,7 +119,8 @@ void InputFiles::take_sizes(const ProblemOptions& typed) {
   without_batch_ = q.tensor.shape.size() == 3;
   const std::vector<std::int64_t> q_shape = shape_of(q);
   sizes_ = {q_shape[0], q_shape[1], q_shape[2], shape_of(k)[2], q_shape[3], DType::fp32};
-  sizes_.dtype = dtype_of(q.tensor, typed.dtype ? std::optional(parse_dtype(*typed.dtype)) : std::nullopt);
+  sizes_.dtype = dtype_of(
+      q.tensor, typed.dtype && *typed.dtype != kAutoDType ? std::optional(parse_dtype(*typed.dtype)) : std::nullopt);
   for (const Entry& other : tensors_) {
     (void)dtype_of(other.tensor, sizes_.dtype);
     const bool key_side = other.name == "k" || other.name == "v";

@@ -131,13 +131,13 @@ double cost_of(const Case& from) {
 
 // A weighted choice without replacement: every case waits an exponential time whose rate is its weight, the first ones
 // win. The waits come from the counter-based generator, so the same seed chooses the same cases everywhere.
-std::vector<Case> choose_cases(std::int64_t samples, std::uint64_t seed) {
+std::vector<Case> choose_cases(const std::vector<Case>& cases, std::int64_t samples, std::uint64_t seed) {
   std::vector<std::pair<double, std::size_t>> waits;
-  for (std::size_t index = 0; index < kCases; ++index) {
+  for (const Case& one : cases) {
     const PhiloxKey key = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
-    const std::uint32_t bits = philox4x32({static_cast<std::uint32_t>(index), 0, 0, 1}, key)[0];
-    const double slowness = std::sqrt(std::max(cost_of(make_case(index)), kCheapCost));
-    waits.emplace_back(-std::log((bits + 0.5) * 0x1p-32) * slowness, index);
+    const std::uint32_t bits = philox4x32({static_cast<std::uint32_t>(one.index), 0, 0, 1}, key)[0];
+    const double slowness = std::sqrt(std::max(cost_of(one), kCheapCost));
+    waits.emplace_back(-std::log((bits + 0.5) * 0x1p-32) * slowness, one.index);
   }
   std::ranges::sort(waits);
   waits.resize(std::min(waits.size(), static_cast<std::size_t>(samples)));
@@ -146,17 +146,25 @@ std::vector<Case> choose_cases(std::int64_t samples, std::uint64_t seed) {
   return chosen;
 }
 
-std::vector<Case> all_cases() {
+bool has(const Words& words, const Words& wanted) { return !std::ranges::search(words, wanted).empty(); }
+
+std::vector<Case> cases_with(const std::vector<Words>& wanted) {
   std::vector<Case> cases;
-  for (std::size_t index = 0; index < kCases; ++index) cases.push_back(make_case(index));
+  for (std::size_t index = 0; index < kCases; ++index) {
+    const Case one = make_case(index);
+    const Words words = words_of(one);
+    if (std::ranges::all_of(wanted, [&](const Words& option) { return has(words, option); })) cases.push_back(one);
+  }
   return cases;
 }
 
 }  // namespace
 
-std::vector<Words> grid_cases(std::optional<std::int64_t> samples, std::uint64_t seed) {
+std::vector<Words> grid_cases(const std::vector<Words>& wanted, std::optional<std::int64_t> samples,
+                              std::uint64_t seed) {
+  const std::vector<Case> cases = cases_with(wanted);
   std::vector<Words> words;
-  for (const Case& chosen : samples ? choose_cases(*samples, seed) : all_cases()) words.push_back(words_of(chosen));
+  for (const Case& one : samples ? choose_cases(cases, *samples, seed) : cases) words.push_back(words_of(one));
   return words;
 }
 

@@ -11,7 +11,7 @@
 #include "cli/environment.h"
 #include "kernels/thread_pool.h"
 #ifdef ANNULUS_WITH_MPI
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 #endif
 
 namespace annulus::cli {
@@ -60,6 +60,7 @@ Outcome run_rank(Transport& transport, const GroupOptions& options, const std::f
   try {
     Rank rank(transport, recorder);
     outcome.code = body(rank);
+    transport.all_gather("");  // whoever is lost now is lost within the deadline; MPI_Finalize has none
     return outcome;
   } catch (const TransportError&) {  // the others know
     outcome.error = std::current_exception();
@@ -88,7 +89,17 @@ int run_threads(const Launch& launch, const GroupOptions& options, const std::fu
       outcomes[i] = run_rank(*transports[i], options, body);
       transports[i].reset();  // it has left; who still needs it fails
     };
-    for (std::size_t i = 1; i < transports.size(); ++i) threads.emplace_back(run, i);
+    for (std::size_t i = 1; i < transports.size(); ++i) {
+      try {
+        threads.emplace_back(run, i);
+      } catch (const std::system_error& error) {  // the ranks that run must not wait for those that never will
+        const DeviceError refusal("a rank must have a thread; the system refused one to rank " + std::to_string(i) +
+                                  " (" + error.what() + "): use fewer ranks");
+        outcomes[i].error = std::make_exception_ptr(refusal);
+        for (std::size_t j = i; j < transports.size(); ++j) transports[j]->abort(refusal.what());
+        break;
+      }
+    }
     run(0);
   }
   int code = kRight;
@@ -185,8 +196,8 @@ void check_together(Rank& rank, const std::function<void()>& check) {
 }
 
 int run_ranks(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
-  const Signals signals;
   stop = false;
+  const Signals signals;
 #ifdef ANNULUS_WITH_MPI
   if (launch.transport == "mpi") return run_process(launch, options, body);
 #endif

@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "annulus/recorder.h"
 #include "annulus/transport.h"
 #include "cli/failure.h"
 #include "cli/launcher.h"
-#include "exec/recorder.h"
 
 namespace annulus::cli {
 

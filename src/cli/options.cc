@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "kernels/device.h"
 #include "numeric/size.h"
 
 namespace annulus::cli {
@@ -69,6 +70,16 @@ void apply_classes(const ProblemOptions& options, Pattern& pattern) {
   for (std::size_t i = 0; i < classes.size(); ++i) pattern.branches[i].classes = classes[i];
 }
 
+// The fastest type in which the device is no less good: 16-bit products where there are units for them. On the CPU that
+// is so for forward alone.
+DType best_dtype(const CommandOptions& command) {
+  if (uses_gpu(command.machine)) return DType::bf16;
+  const std::string best = instruction_sets().front();
+  const std::string& wanted = command.machine.instruction_set;
+  const bool has_dot = (wanted.empty() || wanted == "auto" ? best : wanted) == "avx512_bf16";
+  return has_dot && !command.problem.backward ? DType::bf16 : DType::fp32;
+}
+
 Pattern pattern_of(const ProblemOptions& options, std::int64_t heads) {
   const Preset preset = options.preset ? parse_preset(*options.preset) : Preset::longnet;
   if (preset == Preset::head_groups && (options.phase || options.classes || options.head_ranges))
@@ -105,7 +116,9 @@ void add_report_options(CLI::App& command, ReportOptions& options) {
 namespace {
 
 void add_machine_options(CLI::App& command, MachineOptions& options) {
-  command.add_option("--device", options.device, "cpu or cuda (default cpu)")->type_name("NAME")->group("Machine");
+  command.add_option("--device", options.device, "cpu, cuda or cuda:N (default cpu)")
+      ->type_name("NAME")
+      ->group("Machine");
   command.add_option("--kernel", options.kernel, "With --device cuda: one that `annulus info` lists (default auto)")
       ->type_name("NAME")
       ->group("Machine");
@@ -158,7 +171,7 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   text("--heads", problem.heads, "Query heads (default 12)", "SIZE");
   text("--kv-heads", problem.kv_heads, "Key/value heads, dividing --heads (default: as many)", "SIZE");
   text("--head-dim", problem.head_dim, "Elements of a head (default 64)", "SIZE");
-  text("--dtype", problem.dtype, "fp32, bf16 or fp16 (default fp32)", "TYPE");
+  text("--dtype", problem.dtype, "fp32, bf16, fp16, or auto: what the device does best (default fp32)", "TYPE");
   text("--segments", problem.segments, "Segment length of each branch (default " + defaults.segments + ")", "LIST");
   text("--dilations", problem.dilations, "Dilation of each branch (default " + defaults.dilations + ")", "LIST");
   text("--head-ranges", problem.head_ranges, "Heads of each branch, first:last;... (default: all)", "RANGES");
@@ -196,14 +209,16 @@ double parse_number_option(const std::string& option, const std::string& text) {
   return value;
 }
 
-Sizes typed_sizes(const ProblemOptions& options) {
+Sizes typed_sizes(const CommandOptions& command) {
+  const ProblemOptions& options = command.problem;
   Sizes sizes;
   sizes.batch = size_or(options.batch, "--batch", 1);
   sizes.tokens = parse_size_option("--tokens", options.tokens.value_or(options.defaults.tokens));
   sizes.heads = size_or(options.heads, "--heads", 12);
   sizes.kv_heads = typed_kv_heads(options, sizes.heads);
   sizes.head_dim = size_or(options.head_dim, "--head-dim", 64);
-  sizes.dtype = options.dtype ? parse_dtype(*options.dtype) : DType::fp32;
+  const std::string dtype = options.dtype.value_or("fp32");
+  sizes.dtype = dtype == kAutoDType ? best_dtype(command) : parse_dtype(dtype);
   return sizes;
 }
 
@@ -239,8 +254,7 @@ Problem make_problem(const ProblemOptions& options, const Sizes& sizes) {
 }
 
 Options make_machine(const MachineOptions& options) {
-  if (options.device != "cpu" && options.device != "cuda")
-    throw DeviceError("--device is cpu or cuda; got " + options.device + ": leave it out for the CPU");
+  (void)uses_gpu(options);
   Options machine;
   machine.instruction_set = options.instruction_set.empty() ? "auto" : options.instruction_set;
   if (options.threads) {
@@ -251,6 +265,14 @@ Options make_machine(const MachineOptions& options) {
     machine.threads = static_cast<int>(threads);
   }
   return machine;
+}
+
+bool uses_gpu(const MachineOptions& options) {
+  try {
+    return parse_device(options.device).is_gpu;
+  } catch (const InvalidArgument& error) {  // one that is not there
+    throw DeviceError("--device: " + std::string(error.what()));
+  }
 }
 
 std::uint64_t make_seed(const ProblemOptions& options) {

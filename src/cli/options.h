@@ -22,6 +22,8 @@ struct ProblemDefaults {
   std::string dilations;
 };
 
+inline constexpr const char* kAutoDType = "auto";  // of --dtype
+
 struct ProblemOptions {
   Text tokens, batch, heads, kv_heads, head_dim, dtype;
   Text segments, dilations, head_ranges, preset, phase, classes, gradient, cu_seqlens, scale, seed;
@@ -77,8 +79,8 @@ struct Sizes {
   DType dtype = DType::fp32;
 };
 
-// All from the command line and the defaults.
-Sizes typed_sizes(const ProblemOptions& options);
+// All from the command line and the defaults. `--dtype auto` depends on the machine.
+Sizes typed_sizes(const CommandOptions& options);
 
 // Throws InvalidArgument with both values where an explicit option contradicts `sizes`, which `source` gives.
 void check_typed_sizes(const ProblemOptions& options, const Sizes& sizes, const std::string& source);
@@ -87,6 +89,7 @@ void check_typed_sizes(const ProblemOptions& options, const Sizes& sizes, const 
 Problem make_problem(const ProblemOptions& options, const Sizes& sizes);
 
 Options make_machine(const MachineOptions& options);
+bool uses_gpu(const MachineOptions& options);
 std::uint64_t make_seed(const ProblemOptions& options);
 
 // A size such as 64k; the message of what goes wrong names the option.

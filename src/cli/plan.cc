@@ -1,5 +1,6 @@
 // annulus plan: what a run on any number of ranks would take, move and wait for, before anything is allocated.
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 
 #include "cli/commands.h"
@@ -21,6 +22,7 @@ struct PlanJob {
   RankSetup setup;
   RankOptions options;  // with the threads and slots that a run would have
   bool backward = false;
+  double choice_ms = 0;  // what choosing strategies took
 };
 
 // What is known of the ranks that were looked at.
@@ -30,12 +32,21 @@ struct Outlook {
   Traffic plan, minimum, ring;
   std::int64_t forward_steps = 0, backward_steps = 0;
   bool is_sample = false;
+  double rank_ms = 0;  // what planning a rank took, at most
 
   // By the pass, since the tensors that it needs decide.
   const Prediction& largest(Pass pass) const {
     return *std::ranges::max_element(ranks, {}, [&](const Prediction& p) { return total_bytes(p.memory(pass)); });
   }
 };
+
+// Milliseconds that f takes.
+template <class F>
+double milliseconds(F f) {
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
 
 // Whether it fits, and into what.
 struct Room {
@@ -79,12 +90,15 @@ Outlook look_ahead(const PlanJob& job, const std::vector<int>& ranks) {
     outlook.forward_steps = outlook.backward_steps = others;
   std::vector<std::int64_t> sent, minimum, ring;
   for (const int rank : ranks) {
-    outlook.ranks.push_back(predict(job.problem, job.setup.sharding, rank, job.options, staging));
+    outlook.rank_ms =
+        std::max(outlook.rank_ms, milliseconds([&] {
+                   outlook.ranks.push_back(predict(job.problem, job.setup.sharding, rank, job.options, staging));
+                 }));
     sent.push_back(outlook.ranks.back().sent_bytes(job.backward));
     const auto sent_by = [&](Strategy strategy) {
       return predict_sent_bytes(job.problem, job.setup.sharding, rank, strategy, job.backward);
     };
-    minimum.push_back(sent_by(Strategy::exchange));
+    minimum.push_back(std::min(sent.back(), sent_by(Strategy::exchange)));  // dealing out may need fewer still
     ring.push_back(sent_by(Strategy::ring));
     if (job.options.strategy == Strategy::replicated || job.options.reproducible) continue;
     const Forecast forecast(job.problem, plan, job.setup.sharding, rank, job.options);
@@ -172,7 +186,8 @@ Json plan_json(const CommandOptions& options, const PlanJob& job, const Outlook&
           {"traffic", traffic_json},
           {"strategy", strategies},
           {"why", job.setup.choice.why},
-          {"steps", steps}};
+          {"steps", steps},
+          {"planning_ms", {{"choice", job.choice_ms}, {"rank", outlook.rank_ms}}}};
 }
 
 // ---- for people
@@ -224,6 +239,8 @@ void print_plan(std::ostream& out, const CommandOptions& options, const PlanJob&
   for (std::size_t i = 0; i < job.setup.choice.branches.size(); ++i)
     out << "branch " << i << " by " << name(job.setup.choice.branches[i].strategy) << ": "
         << job.setup.choice.branches[i].why << "\n";
+  out << "planned  strategies in " << number_text(job.choice_ms) << " ms, a rank in " << number_text(outlook.rank_ms)
+      << " ms\n";
   out << traffic_text(outlook) << memory_text(job, outlook);
   if (job.launch.ranks > 1) out << matrix_picture(outlook.sent);
   out << (room.fits ? "fits: " : "DOES NOT FIT: ") << room.what << ", needs " << format_bytes(room.needed_bytes)
@@ -234,8 +251,8 @@ int plan(const CommandOptions& options) {
   PlanJob job;
   job.launch = make_launch_of_plan(options.ranks, process_environment);
   if (job.launch.launcher.process > 0) return kRight;  // one process speaks for the job
-  job.problem = make_problem(options.problem, typed_sizes(options.problem));
-  job.setup = make_rank_setup(options, job.problem, job.launch.ranks);
+  job.problem = make_problem(options.problem, typed_sizes(options));
+  job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
   job.backward = options.problem.backward;
   (void)make_group_options(options.ranks, 0);
   if (!options.ranks.trace.empty())

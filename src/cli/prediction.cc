@@ -9,7 +9,7 @@
 #include "exec/schedule.h"
 #include "plan/shard.h"
 #ifdef ANNULUS_WITH_MPI
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 #endif
 
 namespace annulus::cli {

@@ -63,10 +63,10 @@ RankReport make_rank_report(const RankAttention& attention, const RankSetup& set
   const auto sent_by = [&](Strategy strategy) {
     return predict_sent_bytes(attention.problem(), setup.sharding, rank.index(), strategy, with_backward);
   };
-  report.minimum_bytes = sent_by(Strategy::exchange);
-  report.ring_bytes = sent_by(Strategy::ring);
   report.plan_sent_bytes = attention.traffic(Pass::forward).sent_bytes;
   if (with_backward) report.plan_sent_bytes += attention.traffic(Pass::backward).sent_bytes;
+  report.minimum_bytes = std::min(report.plan_sent_bytes, sent_by(Strategy::exchange));  // dealing out may need fewer
+  report.ring_bytes = sent_by(Strategy::ring);
   const std::int64_t staging = rank.transport.staging_bytes();
   report.peak_bytes = work.ledger().peak_bytes() + staging;
   report.plan_bytes = plan_bytes(attention, with_backward) + staging;

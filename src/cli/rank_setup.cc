@@ -19,6 +19,25 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
   return size;
 }
 
+bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
+  const int ranks = setup.sharding.ranks;
+  // Which transport it will be is not known here; room for the hungrier one is little.
+  const std::int64_t staging = transport_bytes("mpi", ranks);
+  // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
+  RankOptions options = setup.options;
+  if (options.device.threads == 0) options.device.threads = 1;
+  return std::ranges::all_of(ranks_to_predict(setup.sharding, problem.tokens), [&](int rank) {
+    return fit_slots(problem, setup.sharding, rank, options, staging, with_backward, *setup.memory_limit).slot_bytes >
+           0;
+  });
+}
+
+// Takes setup.options with the strategy that was asked for, and decides.
+void choose(RankSetup& setup, const Problem& problem) {
+  setup.choice = choose_strategy(problem, setup.sharding, setup.options.strategy);
+  setup.options = with_strategies(setup.options, problem, setup.sharding);
+}
+
 }  // namespace
 
 RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, int ranks) {
@@ -35,8 +54,16 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
     setup.options.slot_bytes = positive_size("--slot-size", *typed.slot_size, "leave it out for 32M");
   if (typed.memory_limit)
     setup.memory_limit = positive_size("--memory-limit", *typed.memory_limit, "leave it out for no limit");
-  setup.choice = choose_strategy(problem, setup.sharding, setup.options.strategy);
-  setup.options = with_strategies(setup.options, problem, setup.sharding);
+  const RankOptions asked = setup.options;
+  choose(setup, problem);
+  const bool deals = std::ranges::find(setup.options.branches, Strategy::reshard) != setup.options.branches.end();
+  if (!setup.memory_limit || asked.strategy != Strategy::automatic || !deals || ranks == 1 ||
+      fits(setup, problem, options.problem.backward))
+    return setup;
+  setup.options = asked;
+  setup.options.strategy = Strategy::exchange;
+  choose(setup, problem);
+  setup.choice.why = "dealing out classes does not keep the memory limit; " + setup.choice.why;
   return setup;
 }
 
@@ -91,7 +118,8 @@ RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool
     throw OutOfMemory("a rank must stay within --memory-limit " + format_bytes(*setup.memory_limit) + "; rank " +
                       std::to_string(largest) + " needs " + format_bytes(most) + " with " + strategy_text(setup) +
                       " and the smallest slots: give --memory-limit " + std::to_string(most) +
-                      ", more ranks or smaller sizes");
+                      ", more ranks or smaller sizes" +
+                      (strategy_text(setup).find("reshard") == std::string::npos ? "" : ", or --strategy exchange"));
   options.slot_bytes = slots;
   return options;
 }

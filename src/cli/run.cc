@@ -144,12 +144,12 @@ int run_rank(RunJob& job, Rank& rank) {
 
 int run(const RunOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (options.machine.device == "cuda") return run_on_cuda(options, launch, options.files);
+  if (uses_gpu(options.machine)) return run_on_cuda(options, launch, options.files);
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
   (void)make_machine(options.machine);
   const Pass pass = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(options.files, options.problem);
-  const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options));
   RunJob job{options, problem, inputs, make_rank_setup(options, problem, launch.ranks), launch, 0, "", pass};
   job.seed = make_seed(options.problem);
   if (options.picture) job.picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));

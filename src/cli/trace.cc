@@ -77,7 +77,11 @@ struct Partners {
 
 Partners partners_of(const Forecast& forecast, Pass pass, std::int64_t e) {
   Partners partners;
-  if (e < 1 || e > forecast.count_exchanges(pass)) return partners;
+  if (e < 1) {  // of segments that are dealt out
+    const Resharding::Partners dealt = forecast.resharding().partners(pass, e == kComeHome);
+    return {dealt.to, dealt.from, dealt.arriving_bytes};
+  }
+  if (e > forecast.count_exchanges(pass)) return partners;
   partners.to = peers_of(forecast.freight(pass).schedule.exchange(e).sends, forecast.returning(pass, e).returns);
   for (const Arrival& arrival : forecast.arrivals(pass, e)) {
     partners.from.push_back(arrival.peer);
@@ -91,8 +95,8 @@ std::string arrow_id(std::size_t pass, std::int64_t exchange, int from, int to) 
 }
 
 std::string transfer_name(std::int64_t exchange) {
-  if (exchange == -1) return "go out";  // of segments that are dealt out
-  return exchange == 0 ? "come home" : "exchange " + std::to_string(exchange);
+  if (exchange == kGoOut) return "go out";
+  return exchange == kComeHome ? "come home" : "exchange " + std::to_string(exchange);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/cuda.h"
@@ -135,21 +136,21 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
 
 int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
   check_cuda_launch(launch);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
-  const std::unique_ptr<cuda::Backend> backend = load_cuda();
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
+  const Gpu gpu(options.machine);
   check_reports(report_paths(options));
   std::vector<VerifyCheck> checks;
   {
     Progress progress(options.report.quiet, kCudaVerifySteps);
-    checks = verify_on_cuda(*backend, problem, options.machine.kernel, make_seed(options.problem),
+    checks = verify_on_cuda(gpu, problem, options.machine.kernel, make_seed(options.problem),
                             [&](const std::string& what) { progress.step(what); });
   }
   const bool passed = all_passed(checks);
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(*backend, problem, options.machine.kernel) << checks_text(checks);
+  out << describe_on_cuda(gpu, problem, options.machine.kernel) << checks_text(checks);
   out << (passed ? "passed: " : "WRONG: ") << checks.size() << " checks\n";
   write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(*backend, options.machine.kernel)},
+                                {"environment", cuda_environment(gpu, options.machine.kernel)},
                                 {"passed", passed},
                                 {"checks", checks_json(checks)}});
   return passed ? kRight : kWrongResult;
@@ -157,9 +158,9 @@ int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
 
 int verify_one(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (options.machine.device == "cuda") return verify_one_on_cuda(options, launch);
+  if (uses_gpu(options.machine)) return verify_one_on_cuda(options, launch);
   const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
-  const Problem problem = make_problem(options.problem, typed_sizes(options.problem));
+  const Problem problem = make_problem(options.problem, typed_sizes(options));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
   return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
 }
@@ -170,35 +171,51 @@ Problem grid_problem(const Words& words) {
   CommandOptions options;
   add_options(parser, options, kDefaults);
   parser.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
-  return make_problem(options.problem, typed_sizes(options.problem));
+  return make_problem(options.problem, typed_sizes(options));
 }
 
 void check_grid_options(const VerifyOptions& options) {
   const ProblemOptions& typed = options.problem;
-  const std::pair<const char*, bool> given[] = {{"--tokens", typed.tokens.has_value()},
-                                                {"--batch", typed.batch.has_value()},
-                                                {"--heads", typed.heads.has_value()},
-                                                {"--kv-heads", typed.kv_heads.has_value()},
-                                                {"--head-dim", typed.head_dim.has_value()},
-                                                {"--dtype", typed.dtype.has_value()},
-                                                {"--segments", typed.segments.has_value()},
-                                                {"--dilations", typed.dilations.has_value()},
+  const std::pair<const char*, bool> given[] = {{"--batch", typed.batch.has_value()},
                                                 {"--head-ranges", typed.head_ranges.has_value()},
                                                 {"--preset", typed.preset.has_value()},
-                                                {"--phase", typed.phase.has_value()},
                                                 {"--classes", typed.classes.has_value()},
-                                                {"--gradient", typed.gradient.has_value()},
-                                                {"--cu-seqlens", typed.cu_seqlens.has_value()},
                                                 {"--scale", typed.scale.has_value()},
                                                 {"--boundaries", options.ranks.boundaries.has_value()},
                                                 {"--memory-limit", options.ranks.memory_limit.has_value()},
                                                 {"--trace", !options.ranks.trace.empty()},
-                                                {"--pad-like-torchscale", typed.pad_like_torchscale},
-                                                {"--causal", typed.causal}};
+                                                {"--pad-like-torchscale", typed.pad_like_torchscale}};
   for (const auto& [option, typed_too] : given)
     if (typed_too)
       throw InvalidArgument("--grid has its own problems; got " + std::string(option) +
                             " beside it: leave out one of them");
+}
+
+// Options that pick problems of the grid, as its words.
+std::vector<Words> wanted_words(const ProblemOptions& typed) {
+  const std::pair<const char*, const Text&> given[] = {
+      {"--tokens", typed.tokens},        {"--heads", typed.heads},         {"--kv-heads", typed.kv_heads},
+      {"--head-dim", typed.head_dim},    {"--dtype", typed.dtype},         {"--segments", typed.segments},
+      {"--phase", typed.phase},          {"--dilations", typed.dilations}, {"--gradient", typed.gradient},
+      {"--cu-seqlens", typed.cu_seqlens}};
+  std::vector<Words> wanted;
+  for (const auto& [option, text] : given)
+    if (text) wanted.push_back({option, *text});
+  if (typed.causal) wanted.push_back({"--causal"});
+  return wanted;
+}
+
+std::vector<Words> chosen_cases(const VerifyOptions& options) {
+  std::optional<std::int64_t> samples;
+  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
+  const std::vector<Words> wanted = wanted_words(options.problem);
+  std::vector<Words> cases = grid_cases(wanted, samples, make_seed(options.problem));
+  if (!cases.empty() || samples == 0) return cases;
+  std::string text;
+  for (const Words& option : wanted)
+    for (const std::string& word : option) text += " " + word;
+  throw InvalidArgument("options beside --grid pick problems from it, by the grid's own values; got" + text +
+                        ", which none has: leave some out, or leave out --grid");
 }
 
 // The options of ranks, as words that repeat them.
@@ -233,7 +250,8 @@ void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t
 
 int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
-  const std::unique_ptr<cuda::Backend> gpu = options.machine.device == "cuda" ? load_cuda() : nullptr;
+  std::optional<Gpu> gpu;
+  if (uses_gpu(options.machine)) gpu.emplace(options.machine);
   WorstChecks worst;
   std::vector<WrongProblem> failures;
   int threads = rank.default_threads();
@@ -273,13 +291,11 @@ int verify_grid(const VerifyOptions& options) {
   check_grid_options(options);
   const Launch launch = make_launch(options.ranks, process_environment);
   const GroupOptions group = make_group_options(options.ranks, 64);
-  if (options.machine.device == "cuda")
+  if (uses_gpu(options.machine))
     check_cuda_launch(launch);
   else
     (void)settings_of(options, grid_problem({}), launch.ranks);
-  std::optional<std::int64_t> samples;
-  if (options.grid_samples) samples = parse_size_option("--grid-samples", *options.grid_samples);
-  const std::vector<Words> cases = grid_cases(samples, make_seed(options.problem));
+  const std::vector<Words> cases = chosen_cases(options);
   return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }
 

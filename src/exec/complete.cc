@@ -5,10 +5,10 @@
 // this rank's queries and once for dk and dv of its keys.
 #include <algorithm>
 
+#include "annulus/recorder.h"
 #include "exec/agreement.h"
 #include "exec/executor.h"
 #include "exec/parcels_in_memory.h"
-#include "exec/recorder.h"
 #include "kernels/workspace.h"
 #include "plan/needs.h"
 #include "plan/strategies.h"

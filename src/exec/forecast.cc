@@ -1,6 +1,7 @@
 #include "exec/forecast.h"
 
 #include <algorithm>
+#include <array>
 
 #include "exec/messages.h"
 #include "plan/choice.h"
@@ -40,7 +41,7 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
       dealt_out_(shared_segments_of(problem, sharding, resharded(options.branches), rank)),
       plan_(without(plan, dealt_out_)),
       key_freight_(problem, sharding, rank, options, Cargo::keys),
-      query_freight_(queries_travel(problem, sharding, options.strategy)
+      query_freight_(queries_travel(travelling(problem, options.branches), sharding, options.strategy)
                          ? std::make_unique<Freight>(problem, sharding, rank, options, Cargo::queries)
                          : nullptr),
       resharding_(problem, sharding, key_freight_.parcels, units_of(problem, dealt_out_), rank, options.device),
@@ -131,25 +132,27 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
   if (!carver.measuring()) memory.kernels = {kernel_memory, static_cast<std::size_t>(kernel_bytes)};
   // What travels out in a step, what comes home of it, and what is made for others, all by slices.
   const auto& [cargo, schedule, parcels] = freight(pass);
-  std::vector<std::int64_t> out, home;
-  std::int64_t made = 0;
+  std::vector<std::int64_t> out, home, made;
   for (const Step& step : schedule.steps()) {
     out.push_back(parcels.most_bytes(step.receives, Way::out, schedule.slices()));
     home.push_back(pass == Pass::forward ? 0 : parcels.most_bytes(step.homecomings, Way::home, schedule.slices()));
-    made = std::max(made, parcels.most_bytes(step.returns, Way::home, schedule.slices()));
+    made.push_back(parcels.most_bytes(step.returns, Way::home, schedule.slices()));
   }
-  // Two rounds of all steps show everything that ever meets in an exchange.
+  // Two rounds of all steps show everything that ever meets in an exchange, of even and of odd number.
   const auto rounds = static_cast<std::int64_t>(out.size()) - 1;
   const auto at = [&](const std::vector<std::int64_t>& bytes, std::int64_t e) {
     return e < 1 || e > schedule.count() ? 0 : bytes[static_cast<std::size_t>(1 + (e - 1) % rounds)];
   };
-  std::int64_t slot = 0;
-  for (std::int64_t e = 1; e <= std::min(count_exchanges(pass), 2 * rounds + Schedule::kReturnLag); ++e)
-    slot = std::max(slot, at(out, e) + at(home, e - Schedule::kReturnLag));
-  for (std::byte*& start : memory.slots) start = carver.take<std::byte>("slots", slot);
+  std::array<std::int64_t, 2> slots{}, gradients{};
+  for (std::int64_t e = 1; e <= std::min(count_exchanges(pass), 2 * rounds + Schedule::kReturnLag); ++e) {
+    const auto i = static_cast<std::size_t>(e % 2);
+    slots[i] = std::max(slots[i], at(out, e) + at(home, e - Schedule::kReturnLag));
+    gradients[i] = std::max(gradients[i], at(made, e));
+  }
+  for (std::size_t i = 0; i < 2; ++i) memory.slots[i] = carver.take<std::byte>("slots", slots[i]);
   memory.reshard = resharding_.carve(pass, carver);
   if (pass == Pass::backward)
-    for (std::byte*& start : memory.gradients) start = carver.take<std::byte>("gradient slots", made);
+    for (std::size_t i = 0; i < 2; ++i) memory.gradients[i] = carver.take<std::byte>("gradient slots", gradients[i]);
   return memory;
 }
 

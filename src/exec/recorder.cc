@@ -1,4 +1,4 @@
-#include "exec/recorder.h"
+#include "annulus/recorder.h"
 
 #include <cstdio>
 

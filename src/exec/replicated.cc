@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "annulus/errors.h"
+#include "annulus/recorder.h"
 #include "exec/agreement.h"
 #include "exec/executor.h"
 #include "exec/parcels_in_memory.h"
-#include "exec/recorder.h"
 #include "kernels/workspace.h"
 #include "plan/strategies.h"
 

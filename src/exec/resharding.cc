@@ -25,7 +25,12 @@ TensorView writable(const ConstTensorView& view) {
 
 Resharding::Resharding(const Problem& problem, const Sharding& sharding, const ParcelMemory& parcels,
                        std::vector<Unit> units, int rank, const Options& device)
-    : problem_(problem), sharding_(sharding), parcels_(parcels), units_(std::move(units)), rank_(rank) {
+    : problem_(problem),
+      sharding_(sharding),
+      parcels_(parcels),
+      units_(std::move(units)),
+      rank_(rank),
+      peers_(find_peers()) {
   for (const Unit& unit : units_)
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       if (unit.computer != rank_) continue;
@@ -57,7 +62,7 @@ std::vector<Rows> Resharding::rows_of(const Unit& unit, int rank) const {
   return result;
 }
 
-std::vector<int> Resharding::peers() const {
+std::vector<int> Resharding::find_peers() const {
   std::set<int> ranks;
   for (const Unit& unit : units_) {
     ranks.insert(unit.computer);
@@ -152,7 +157,7 @@ Resharding::Memory Resharding::carve(Pass pass, Carver& carver) const {
     if (std::get<0>(key) == pass) kernel_bytes = std::max(kernel_bytes, total_bytes(part->kernels->workspace(pass)));
   auto* start = carver.take<std::byte>("reshard", kernel_bytes);
   if (!carver.measuring()) memory.kernels = {start, static_cast<std::size_t>(kernel_bytes)};
-  for (const int peer : peers()) {
+  for (const int peer : peers_) {
     out += message_bytes(pass, false, rank_, peer);
     home += message_bytes(pass, true, peer, rank_);
   }
@@ -176,7 +181,7 @@ std::int64_t Resharding::message_bytes(Pass pass, bool homeward, int computer, i
 
 std::vector<std::int64_t> Resharding::sent_to(Pass pass) const {
   std::vector<std::int64_t> result(static_cast<std::size_t>(sharding_.ranks), 0);
-  for (const int peer : peers())
+  for (const int peer : peers_)
     result[static_cast<std::size_t>(peer)] =
         message_bytes(pass, false, peer, rank_) + message_bytes(pass, true, rank_, peer);
   return result;
@@ -184,15 +189,28 @@ std::vector<std::int64_t> Resharding::sent_to(Pass pass) const {
 
 std::int64_t Resharding::received_bytes(Pass pass) const {
   std::int64_t bytes = 0;
-  for (const int peer : peers())
+  for (const int peer : peers_)
     bytes += message_bytes(pass, false, rank_, peer) + message_bytes(pass, true, peer, rank_);
   return bytes;
+}
+
+Resharding::Partners Resharding::partners(Pass pass, bool homeward) const {
+  Partners partners;
+  for (const int peer : peers_) {
+    const std::int64_t as_owner = message_bytes(pass, homeward, peer, rank_);
+    const std::int64_t as_computer = message_bytes(pass, homeward, rank_, peer);
+    if ((homeward ? as_computer : as_owner) > 0) partners.to.push_back(peer);
+    const std::int64_t arriving = homeward ? as_owner : as_computer;
+    if (arriving > 0) partners.from.push_back(peer);
+    partners.arriving_bytes += arriving;
+  }
+  return partners;
 }
 
 Exchange Resharding::go_out(Pass pass, const Tensors& own, const Memory& memory) const {
   Exchange exchange;
   std::byte* data = memory.slot;
-  for (const int peer : peers()) {
+  for (const int peer : peers_) {
     Send send{.peer = peer, .blocks = {}};
     for (const Unit& unit : units_) {
       if (unit.computer != peer) continue;
@@ -211,7 +229,7 @@ Exchange Resharding::go_out(Pass pass, const Tensors& own, const Memory& memory)
 Exchange Resharding::come_home(Pass pass, const Tensors& own, const Memory& memory) const {
   Exchange exchange;
   std::byte* data = memory.slot;
-  for (const int peer : peers()) {
+  for (const int peer : peers_) {
     Send send{.peer = peer, .blocks = {}};
     for (std::size_t u = 0; u < units_.size(); ++u) {
       if (units_[u].computer != rank_) continue;
@@ -232,7 +250,7 @@ Exchange Resharding::come_home(Pass pass, const Tensors& own, const Memory& memo
 void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, const std::function<void()>& poll) const {
   // Make the units whole.
   const std::byte* data = memory.slot;
-  std::vector<int> sources = peers();
+  std::vector<int> sources = peers_;
   sources.push_back(rank_);
   for (const int source : sources)
     for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -301,7 +319,7 @@ void Resharding::combine(const Lane& lane, const ConstTensorView& result, const 
 
 void Resharding::merge(Pass pass, const Tensors& own, const Memory& memory, const Kernels& kernels) const {
   const std::byte* data = memory.slot;
-  std::vector<int> sources = peers();
+  std::vector<int> sources = peers_;
   sources.push_back(rank_);
   for (const int source : sources)
     for (std::size_t u = 0; u < units_.size(); ++u) {

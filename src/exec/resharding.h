@@ -19,6 +19,9 @@
 
 namespace annulus {
 
+// How the recorder numbers the two: before the first exchange.
+inline constexpr std::int64_t kGoOut = -1, kComeHome = 0;
+
 class Resharding {
  public:
   // Everything must outlive it. No units: nothing to do.
@@ -29,6 +32,13 @@ class Resharding {
   // Bytes to and from each rank in a pass.
   std::vector<std::int64_t> sent_to(Pass pass) const;
   std::int64_t received_bytes(Pass pass) const;
+
+  // Whom this rank sends to and hears from when rows go out, or when results come home.
+  struct Partners {
+    std::vector<int> to, from;
+    std::int64_t arriving_bytes = 0;
+  };
+  Partners partners(Pass pass, bool homeward) const;
 
   struct Memory {
     std::span<std::byte> kernels;
@@ -72,7 +82,7 @@ class Resharding {
   std::int64_t row_bytes(Pass pass, bool homeward, const Unit& unit) const;
   std::int64_t message_bytes(Pass pass, bool homeward, int computer, int owner) const;
   std::vector<Rows> rows_of(const Unit& unit, int rank) const;
-  std::vector<int> peers() const;
+  std::vector<int> find_peers() const;
   const Short& short_problem(Pass pass, const Unit& unit) const;
   void combine(const Lane& lane, const ConstTensorView& result, const ConstTensorView& lse, const Rows& own_rows,
                const Tensors& own, const Kernels& kernels) const;
@@ -82,6 +92,7 @@ class Resharding {
   const ParcelMemory& parcels_;
   std::vector<Unit> units_;
   int rank_;
+  std::vector<int> peers_;  // ranks that units of this one go to, or come from
   std::map<std::tuple<Pass, std::int64_t, std::size_t>, std::unique_ptr<Short>> shorts_;  // by pass, rows, heads
 };
 

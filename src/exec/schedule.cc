@@ -42,11 +42,14 @@ std::vector<Message> slices_of(const std::vector<Message>& messages, std::int64_
 Schedule::Schedule(const Problem& problem, const Sharding& sharding, Strategy strategy, int rank,
                    std::int64_t slot_bytes, Cargo cargo)
     : plan_(make_rank_plan(problem, sharding, strategy, rank, cargo)) {
-  if (strategy != Strategy::gather)  // which is what its name says
-    slices_ = std::max<std::int64_t>(
-        1, (largest_step_bytes(cargo == Cargo::keys ? problem : problem_of_queries(problem), sharding, strategy) +
-            slot_bytes - 1) /
-               std::max<std::int64_t>(slot_bytes, 1));
+  if (strategy != Strategy::gather) {  // which is what its name says
+    const std::int64_t bytes =
+        largest_step_bytes(cargo == Cargo::keys ? problem : problem_of_queries(problem), sharding, strategy);
+    slices_ = 1 + std::max<std::int64_t>(bytes - 1, 0) / std::max<std::int64_t>(slot_bytes, 1);
+  }
+  const bool receives =
+      std::any_of(plan_.steps.begin(), plan_.steps.end(), [](const Step& step) { return !step.receives.empty(); });
+  if (!receives) return;
   for (std::int64_t e = count(); e > 0 && last_receive_ == 0; --e)
     if (!exchange(e).receives.empty()) last_receive_ = e;
 }

@@ -3,20 +3,22 @@
 #include "exec/executor.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
+#include "annulus/recorder.h"
 #include "exec/agreement.h"
 #include "exec/forecast.h"
 #include "exec/messages.h"
-#include "exec/recorder.h"
 
 namespace annulus {
 namespace {
 
 class StreamingExecutor final : public Executor {
  public:
+  // `agreed` is the hash of what the ranks have agreed on already; without, they do so now.
   StreamingExecutor(const Problem& problem, const Plan& plan, const Sharding& sharding, Transport& transport,
-                    const RankOptions& options);
+                    const RankOptions& options, std::optional<std::uint64_t> agreed = {});
 
   void forward(ForwardArgs args) const override;
   void backward(BackwardArgs args) const override;
@@ -35,7 +37,10 @@ class StreamingExecutor final : public Executor {
   template <class F>
   void for_each_arrived(Pass pass, std::int64_t e, const RankMemory& memory, F f) const;
 
-  void post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const;
+  // Whether there was anything to post.
+  bool post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const;
+  // So that a rank in forward and one in backward do not take each other's messages for their own.
+  std::uint64_t plan_of(Pass pass) const { return plan_hash_ + (pass == Pass::backward ? 1 : 0); }
   void wait(std::int64_t e) const;
   void add_gradients(const Step& then, const ParcelMemory& parcels, int peer, const std::byte* data,
                      std::vector<StridedBlock>& blocks) const;
@@ -43,9 +48,11 @@ class StreamingExecutor final : public Executor {
                  const Tensors& own, std::vector<StridedBlock>& blocks) const;
   void add_home(std::int64_t e, const RankMemory& memory) const;
 
-  static constexpr std::int64_t kGoOut = -1, kComeHome = 0;  // for the recorder: before the first exchange
-  void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
-               const std::function<void()>& meanwhile) const;
+  struct Around {
+    std::function<void()> meanwhile;   // computes while rows go out
+    std::function<void()> after_home;  // posts what may move while results are merged
+  };
+  void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory, const Around& around) const;
 
   bool is_detached() const { return !branches_.empty(); }
   void make_deltas(const BackwardArgs& args, const RankMemory& memory) const;
@@ -62,19 +69,20 @@ class StreamingExecutor final : public Executor {
 };
 
 StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, const Sharding& sharding,
-                                     Transport& transport, const RankOptions& options)
+                                     Transport& transport, const RankOptions& options,
+                                     std::optional<std::uint64_t> agreed)
     : problem_(problem),
       transport_(transport),
       forecast_(problem, plan, sharding, transport.rank(), options),
       query_problem_(problem_of_queries(problem)),
       kernels_(forecast_.kernels()),
       recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
+  plan_hash_ = agreed ? *agreed : agree(transport, describe(problem, sharding, options));
   RankOptions alone_options = options;
   alone_options.branches = {options.strategy};
   for (const auto& alone : forecast_.alone())
-    branches_.push_back(
-        std::make_unique<StreamingExecutor>(alone->problem, alone->plan, sharding, transport, alone_options));
-  plan_hash_ = agree(transport, describe(problem, sharding, options));
+    branches_.push_back(std::make_unique<StreamingExecutor>(alone->problem, alone->plan, sharding, transport,
+                                                            alone_options, plan_hash_ + 2 + branches_.size()));
   kernels_.poll = [this] { transport_.poll(); };
 }
 
@@ -125,9 +133,9 @@ std::vector<QuerySource> StreamingExecutor::arrived_queries(std::int64_t e, cons
 
 // ---- exchanges
 
-void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const {
-  if (e > forecast_.count_exchanges(pass)) return;
-  Exchange exchange{.plan = plan_hash_, .step = e, .sends = {}, .receives = {}};
+bool StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const {
+  if (e > forecast_.count_exchanges(pass)) return false;
+  Exchange exchange{.plan = plan_of(pass), .step = e, .sends = {}, .receives = {}};
   const Step now = forecast_.freight(pass).schedule.exchange(e), then = forecast_.returning(pass, e);
   std::int64_t moved = 0;
   for (const int peer : peers_of(now.sends, then.returns)) {
@@ -142,8 +150,9 @@ void StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory
     exchange.receives.push_back({arrival.peer, {data, static_cast<std::size_t>(forecast_.bytes(pass, arrival))}});
     data += forecast_.bytes(pass, arrival);
   }
-  if (exchange.sends.empty() && exchange.receives.empty()) return;
+  if (exchange.sends.empty() && exchange.receives.empty()) return false;
   recorder_.time("post", e, moved, [&] { transport_.post(exchange); });
+  return true;
 }
 
 void StreamingExecutor::wait(std::int64_t e) const {
@@ -200,11 +209,10 @@ void StreamingExecutor::add_home(std::int64_t e, const RankMemory& memory) const
 
 // Segments that are dealt out: their rows go out, are computed elsewhere and come home.
 void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory,
-                                const std::function<void()>& meanwhile) const {
+                                const Around& around) const {
   const Resharding& resharding = forecast_.resharding();
-  if (resharding.empty()) return meanwhile();
   const auto move = [&](std::int64_t number, std::int64_t step, Exchange exchange) {
-    exchange.plan = plan_hash_;
+    exchange.plan = plan_of(pass);
     exchange.step = step;
     std::int64_t moved = 0;
     for (const Send& send : exchange.sends) moved += total_bytes(send.blocks);
@@ -213,11 +221,12 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
   };
   // Transports count steps from 0, and no exchange of the schedule may have the same.
   move(kGoOut, 0, resharding.go_out(pass, own, memory.reshard));
-  meanwhile();
+  around.meanwhile();
   wait(kGoOut);
   recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
   move(kComeHome, forecast_.count_exchanges(pass) + 1, resharding.come_home(pass, own, memory.reshard));
   wait(kComeHome);
+  around.after_home();
   recorder_.time("merge", kComeHome, 0, [&] { resharding.merge(pass, own, memory.reshard, kernels_); });
 }
 
@@ -234,19 +243,20 @@ void StreamingExecutor::forward(ForwardArgs args) const {
   const bool more = forecast_.keeps_states();
   const std::int64_t last_receive = forecast_.freight(Pass::forward).schedule.last_receive();
   const auto attend_own = [&] { attend(0, own_sources({args.k, args.v, {}, {}}), true, !more); };
+  bool under_way = false;
+  const auto post_first = [&] { under_way = post(Pass::forward, 1, memory, own); };
   if (!forecast_.resharding().empty()) {
     Resharding::Tensors tensors;
     tensors.q = args.q, tensors.k = args.k, tensors.v = args.v, tensors.states = memory.states;
-    reshard(Pass::forward, tensors, memory, attend_own);
-    post(Pass::forward, 1, memory, own);
+    reshard(Pass::forward, tensors, memory, {attend_own, post_first});
   } else {
-    post(Pass::forward, 1, memory, own);
+    post_first();
     attend_own();
   }
   if (more && last_receive == 0) attend(0, {}, false, true);
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::forward); ++e) {
-    wait(e);
-    post(Pass::forward, e + 1, memory, own);
+    if (under_way) wait(e);
+    under_way = post(Pass::forward, e + 1, memory, own);
     const bool last = e == last_receive;
     const std::vector<KeySource> sources = arrived_keys(Pass::forward, e, memory);
     if (!sources.empty() || last) attend(e, sources, false, last);
@@ -283,6 +293,8 @@ void StreamingExecutor::backward(BackwardArgs args) const {
   const bool keys_travel = forecast_.freight(Pass::backward).cargo == Cargo::keys;
   const Tensors own =
       keys_travel ? Tensors{args.k, args.v} : Tensors{numbers(args.lse.data()), numbers(delta), args.q, args.dout};
+  bool under_way = false;
+  const auto post_first = [&] { under_way = post(Pass::backward, 1, memory, own); };
   if (!forecast_.resharding().empty()) {
     const Resharding::Tensors tensors{.q = args.q,
                                       .k = args.k,
@@ -294,16 +306,15 @@ void StreamingExecutor::backward(BackwardArgs args) const {
                                       .dq = memory.dq,
                                       .dk = memory.dk,
                                       .dv = memory.dv};
-    reshard(Pass::backward, tensors, memory, attend_own);
-    post(Pass::backward, 1, memory, own);
+    reshard(Pass::backward, tensors, memory, {attend_own, post_first});
   } else {
-    post(Pass::backward, 1, memory, own);
+    post_first();
     attend_own();
   }
   for (std::int64_t e = 1; e <= forecast_.count_exchanges(Pass::backward); ++e) {
-    wait(e);
+    if (under_way) wait(e);
     add_home(e, memory);
-    post(Pass::backward, e + 1, memory, own);
+    under_way = post(Pass::backward, e + 1, memory, own);
     if (keys_travel) {
       const std::vector<KeySource> arrived = arrived_keys(Pass::backward, e, memory);
       if (!arrived.empty()) attend(e, {.sources = arrived, .first = false, .dq = memory.dq});

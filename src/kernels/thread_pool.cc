@@ -20,6 +20,7 @@ struct ThreadPool::Job {
   std::vector<int> free_slots;
   std::exception_ptr error;
   std::condition_variable idle;  // a task of this job ended
+  std::list<Job*> place;         // its own place in the list of open jobs, kept here while it is not open
 
   bool joinable() const { return next < count && !free_slots.empty(); }
 };
@@ -27,6 +28,7 @@ struct ThreadPool::Job {
 struct ThreadPool::Helper {
   std::thread thread;
   bool asleep = false;
+  static inline thread_local const Helper* self = nullptr;  // of this thread, if it is one
 #ifdef __linux__
   cpu_set_t home = {};       // the cores that it may run on
   int avoided = -1;          // the one of them that it keeps away from
@@ -42,8 +44,17 @@ struct ThreadPool::Helper {
     if (CPU_COUNT(&elsewhere) == 0) return;
     if (pthread_setaffinity_np(thread.native_handle(), sizeof elsewhere, &elsewhere) == 0) avoided = core;
   }
+
+  // A helper inherits the cores of who makes it; one that is made by another helper may use what that one avoids.
+  void settle() {
+    if (self != nullptr)
+      home = self->home;
+    else if (sched_getaffinity(0, sizeof home, &home) != 0)
+      CPU_ZERO(&home);
+  }
 #else
   void avoid(int) {}
+  void settle() {}
 #endif
 };
 
@@ -76,19 +87,26 @@ ThreadPool::~ThreadPool() {
   for (Helper& helper : helpers_) helper.thread.join();
 }
 
-// A system that gives no more threads only makes a job slower: no job needs a helper.
-void ThreadPool::grow(int helpers) {
+// As many helpers as the jobs of this moment can use, but no more than there are cores for; a job alone gets what it
+// asks for. A system that gives no more threads only makes a job slower: no job needs a helper.
+void ThreadPool::grow(int width) {
+  if (static_cast<int>(helpers_.size()) >= demand_) return;
+  const int helpers = std::min(demand_, std::max(width, usable_cores()) - 1);
   try {
     while (static_cast<int>(helpers_.size()) < helpers) {
       Helper& helper = helpers_.emplace_back();
-#ifdef __linux__
-      if (sched_getaffinity(0, sizeof helper.home, &helper.home) != 0) CPU_ZERO(&helper.home);
-#endif
+      helper.settle();
       helper.thread = std::thread([this, &helper] { help(helper); });
     }
-  } catch (const std::system_error&) {
-    helpers_.pop_back();
+  } catch (const std::exception&) {
+    if (!helpers_.empty() && !helpers_.back().thread.joinable()) helpers_.pop_back();
   }
+}
+
+// Neither needs memory: a job that has begun can go on to its end.
+void ThreadPool::open(Job& job) { open_.splice(open_.end(), job.place); }
+void ThreadPool::close(Job& job) {
+  job.place.splice(job.place.end(), open_, std::find(open_.begin(), open_.end(), &job));
 }
 
 // Called and returns with the lock held. Tasks take tens of microseconds and more, so one lock a task is cheap.
@@ -97,7 +115,7 @@ void ThreadPool::run_one(Job& job, std::unique_lock<std::mutex>& lock) {
   const int slot = job.free_slots.back();
   job.free_slots.pop_back();
   ++job.running;
-  if (!job.joinable()) open_.remove(&job);
+  if (!job.joinable()) close(job);
   lock.unlock();
   std::exception_ptr error;
   try {
@@ -112,20 +130,21 @@ void ThreadPool::run_one(Job& job, std::unique_lock<std::mutex>& lock) {
   if (error) {
     if (!job.error) job.error = error;
     job.next = job.count;  // what has not started is not worth starting
-    if (was_open) open_.remove(&job);
+    if (was_open) close(job);
   } else if (!was_open && job.joinable()) {
-    open_.push_back(&job);
+    open(job);
     work_.notify_one();
   }
   job.idle.notify_all();
 }
 
-void ThreadPool::help(Helper& self) {
+void ThreadPool::help(Helper& helper) {
+  Helper::self = &helper;
   std::unique_lock lock(mutex_);
   for (;;) {
-    self.asleep = true;
+    helper.asleep = true;
     work_.wait(lock, [this] { return stopping_ || !open_.empty(); });
-    self.asleep = false;
+    helper.asleep = false;
     if (stopping_) return;
     Job& job = *open_.front();
     open_.splice(open_.end(), open_, open_.begin());
@@ -140,11 +159,13 @@ void ThreadPool::run(std::int64_t count, int width, const Body& f) {
     for (std::int64_t i = 0; i < count; ++i) f(i, 0);
     return;
   }
-  Job job{.body = f, .count = count, .free_slots = {}, .error = {}, .idle = {}};
+  Job job{.body = f, .count = count, .free_slots = {}, .error = {}, .idle = {}, .place = {}};
+  job.place.push_back(&job);
   for (int slot = width - 1; slot >= 0; --slot) job.free_slots.push_back(slot);
   std::unique_lock lock(mutex_);
-  grow(width - 1);
-  open_.push_back(&job);
+  demand_ += width - 1;
+  grow(width);
+  open(job);
   const int core = this_core();
   for (Helper& helper : helpers_)
     if (helper.asleep) helper.avoid(core);
@@ -157,6 +178,7 @@ void ThreadPool::run(std::int64_t count, int width, const Body& f) {
       job.idle.wait(lock);
   }
   job.idle.wait(lock, [&] { return job.running == 0; });
+  demand_ -= width - 1;
   if (job.error) std::rethrow_exception(job.error);
 }
 

@@ -33,14 +33,17 @@ class ThreadPool {
   struct Job;
   struct Helper;
 
-  void grow(int helpers);
-  void help(Helper& self);
+  void grow(int width);
+  void help(Helper& helper);
+  void open(Job& job);
+  void close(Job& job);
   void run_one(Job& job, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable work_;
   std::list<Job*> open_;  // jobs that a helper may join: tasks left and a slot free
   std::list<Helper> helpers_;
+  int demand_ = 0;  // helpers that the jobs of this moment could use
   bool stopping_ = false;
 };
 

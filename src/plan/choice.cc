@@ -6,6 +6,7 @@
 
 #include "annulus/errors.h"
 #include "annulus/problem.h"
+#include "numeric/size.h"
 #include "plan/parcel.h"
 #include "plan/phase.h"
 #include "plan/reshard.h"
@@ -13,24 +14,33 @@
 namespace annulus {
 namespace {
 
-// Ranks that stand for all: the ends, their neighbours and the middle. (A cost model of 1,024 ranks must not make 1,024
-// plans.)
-std::set<int> sample_ranks(int ranks) {
-  std::set<int> sample;
-  for (const int rank : {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1})
-    if (rank >= 0 && rank < ranks) sample.insert(rank);
-  return sample;
-}
+constexpr int kEveryRank = 16;
+constexpr std::int64_t kMostUnits = 4096;  // of a segment: more of them are a plan that takes long to make
 
-std::string mebibytes(std::int64_t bytes) {
-  const auto tenths = static_cast<std::int64_t>(static_cast<double>(bytes) / 1048576.0 * 10.0 + 0.5);
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
+// Ranks that stand for all: the ends, their neighbours and the middle, and the largest shard. (A cost model of 1,024
+// ranks must not make 1,024 plans.)
+std::set<int> sample_ranks(const Problem& problem, const Sharding& sharding) {
+  const int ranks = sharding.ranks;
+  std::set<int> sample;
+  if (ranks <= kEveryRank) {
+    for (int rank = 0; rank < ranks; ++rank) sample.insert(rank);
+    return sample;
+  }
+  std::int64_t most = -1;
+  int largest = 0;
+  for (int rank = 0; rank < ranks; ++rank)
+    if (const std::int64_t rows = count_rows(pieces_of(sharding, problem.tokens, rank)); rows > most) {
+      most = rows;
+      largest = rank;
+    }
+  for (const int rank : {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1, largest}) sample.insert(rank);
+  return sample;
 }
 
 Cost cost_of(const Problem& problem, const Sharding& sharding, Strategy strategy, const Rates& rates) {
   const double flop = 4.0 * static_cast<double>(problem.head_dim) * count_pairs(problem) / sharding.ranks;
   Cost cost{.strategy = strategy};
-  for (const int rank : sample_ranks(sharding.ranks)) {
+  for (const int rank : sample_ranks(problem, sharding)) {
     const RankPlan plan = make_rank_plan(problem, sharding, strategy, rank);
     const std::int64_t bytes = received_bytes(problem, plan);
     std::int64_t messages = 0;
@@ -50,9 +60,17 @@ std::int64_t branch_bytes(const Problem& problem, const Sharding& sharding, std:
   Problem alone = problem;
   alone.pattern.branches = {problem.pattern.branches[branch]};
   std::int64_t most = 0;
-  for (const int rank : sample_ranks(sharding.ranks))
+  for (const int rank : sample_ranks(problem, sharding))
     most = std::max(most, received_bytes(alone, make_rank_plan(alone, sharding, Strategy::exchange, rank)));
   return most;
+}
+
+// Of any segment of the branch.
+std::int64_t most_units(const Problem& problem, std::size_t branch) {
+  std::int64_t units = 0;
+  for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head)
+    for (const Takers& takers : takers_of(problem, static_cast<int>(branch), kv_head)) units += takers.classes.count;
+  return units;
 }
 
 // What a rank receives in forward when the branch is dealt out: rows that go out and results that come home.
@@ -61,7 +79,7 @@ std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std
   only[branch] = true;
   const std::int64_t vector = problem.head_dim * size_of(problem.dtype);
   std::int64_t most = 0;
-  for (const int rank : sample_ranks(sharding.ranks)) {
+  for (const int rank : sample_ranks(problem, sharding)) {
     const std::vector<Rows> pieces = pieces_of(sharding, problem.tokens, rank);
     std::int64_t bytes = 0;
     for (const Unit& unit : units_of(problem, shared_segments_of(problem, sharding, only, rank))) {
@@ -80,7 +98,7 @@ std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std
 bool deals_evenly(const Problem& problem, const Sharding& sharding, std::size_t branch) {
   std::vector<bool> only(problem.pattern.branches.size(), false);
   only[branch] = true;
-  for (const int rank : sample_ranks(sharding.ranks))
+  for (const int rank : sample_ranks(problem, sharding))
     for (const SharedSegment& segment : shared_segments_of(problem, sharding, only, rank)) {
       const auto units = units_of(problem, {segment}).size(), ranks = segment.ranks.size();
       const auto turns = (units + ranks - 1) / ranks;  // of the busiest rank
@@ -93,11 +111,12 @@ std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std
   if (one_rank) return "one rank has all keys";
   if (exchange == 0) return "every key that a query sees lies on its own rank";
   if (choice.strategy == Strategy::reshard)
-    return "dealing out classes moves " + mebibytes(reshard) + ", exchanging keys " + mebibytes(exchange);
+    return "dealing out classes moves " + format_bytes(reshard) + ", exchanging keys " + format_bytes(exchange);
   if (choice.strategy == Strategy::exchange)
-    return mebibytes(exchange) + " of keys and values reach over shards" +
-           (reshard > 0 ? "; dealing out classes would move " + mebibytes(reshard) : "");
-  return mebibytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
+    return format_bytes(exchange) + " of keys and values reach over shards" +
+           (reshard > 0 ? "; dealing out classes would move " + format_bytes(reshard) : "");
+  if (choice.strategy == Strategy::replicated) return "every rank attends all queries to its own keys";
+  return format_bytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
 }
 
 }  // namespace
@@ -116,14 +135,15 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
   choice.why = wanted == Strategy::automatic ? "" : "asked for; ";
   for (const Cost& cost : choice.costs)
     choice.why += (&cost == &choice.costs.front() ? "" : ", ") + std::string(name(cost.strategy)) + " receives " +
-                  mebibytes(cost.received_bytes) + " in " + std::to_string(cost.messages) + " messages";
-  const bool can_deal = can_reshard(problem, sharding) && choice.strategy == Strategy::exchange;
+                  format_bytes(cost.received_bytes) + " in " + std::to_string(cost.messages) + " messages";
   for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
+    const bool can_deal = can_reshard(problem, sharding) && choice.strategy == Strategy::exchange &&
+                          (wanted == Strategy::reshard || most_units(problem, i) <= kMostUnits);
     const std::int64_t exchange = branch_bytes(problem, sharding, i);
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
-    // Results come home when nothing is left to compute behind them: dealing out must save a good part.
+    // Fewer bytes win, on slow links and on fast ones (docs/running-on-a-cluster.md), when all ranks get as much to do.
     const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                                       2 * reshard < exchange && deals_evenly(problem, sharding, i));
+                                                       reshard < exchange && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
@@ -171,14 +191,22 @@ RankOptions with_strategies(RankOptions options, const Problem& problem, const S
 bool queries_travel(const Problem& problem, const Sharding& sharding, Strategy strategy) {
   if (strategy != Strategy::exchange || problem.pattern.gradient == Gradient::detached || sharding.ranks == 1)
     return false;
-  // Rows of heads that travel for each row of a segment, all branches together.
+  // How far segments reach beyond a shard. Where none does, what hangs over decides, in all branches alike.
+  std::vector<double> beyond;
+  const double shard = static_cast<double>(problem.tokens) / sharding.ranks;
+  for (const Branch& branch : problem.pattern.branches)
+    beyond.push_back(branch.head_count == 0
+                         ? 0
+                         : std::max(static_cast<double>(std::min(branch.segment, problem.tokens)) - shard, 0.0));
+  if (std::all_of(beyond.begin(), beyond.end(), [](double rows) { return rows == 0; })) beyond.assign(beyond.size(), 1);
+  // Rows of heads that travel, all branches together.
   const auto rows_of_heads = [&](const Problem& packed_as) {
     double sum = 0;
     for (std::size_t i = 0; i < packed_as.pattern.branches.size(); ++i) {
       const auto dilation = static_cast<double>(packed_as.pattern.branches[i].dilation);
       for (std::int64_t head = 0; head < packed_as.kv_heads; ++head)
         for (const Takers& takers : takers_of(packed_as, static_cast<int>(i), head))
-          sum += static_cast<double>(takers.classes.count) / dilation;
+          sum += beyond[i] * static_cast<double>(takers.classes.count) / dilation;
     }
     return sum;
   };

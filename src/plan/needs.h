@@ -15,8 +15,9 @@ struct Need {
   Cargo cargo = Cargo::keys;
 };
 
-// What the receiver must be sent of the rows of the owner, and nothing else: keys that its queries can see, or queries
-// that can see its keys. Takes resolved arguments and a reader of that cargo.
+// What the receiver must be sent of the rows of the owner: keys that its queries can see, or queries that can see its
+// keys. Of contiguous and zigzag shards nothing else, though a row that two branches need goes twice; of striped ones
+// whole shards. Takes resolved arguments and a reader of that cargo.
 std::vector<Parcel> needed_parcels(const ParcelReader& reader, const Problem& problem, const Sharding& sharding,
                                    const Need& need);
 

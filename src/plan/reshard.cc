@@ -7,21 +7,20 @@
 namespace annulus {
 namespace {
 
-// The ranks that have rows in [begin, end), of blocks laid out by `bounds`, block i with rank owner(i).
-template <class Begin, class Owner>
-std::vector<int> owners_between(std::int64_t blocks, Begin block_begin, Owner owner, std::int64_t begin,
-                                std::int64_t end) {
+// The ranks that have rows in [begin, end). Block i begins at start(i) and is owner(i)'s.
+template <class Start, class Owner>
+std::vector<int> owners_between(std::int64_t blocks, Start start, Owner owner, std::int64_t begin, std::int64_t end) {
   std::int64_t low = 0, high = blocks;  // the first block that ends behind `begin`
   while (low < high) {
     const std::int64_t middle = (low + high) / 2;
-    if (block_begin(middle + 1) > begin)
+    if (start(middle + 1) > begin)
       high = middle;
     else
       low = middle + 1;
   }
   std::vector<int> ranks;
-  for (std::int64_t i = low; i < blocks && block_begin(i) < end; ++i)
-    if (block_begin(i) < block_begin(i + 1)) ranks.push_back(owner(i));
+  for (std::int64_t i = low; i < blocks && start(i) < end; ++i)
+    if (start(i) < start(i + 1)) ranks.push_back(owner(i));
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;

@@ -3,7 +3,7 @@
 //
 // A failure is told to all ranks by a note, and every rank reads its notes wherever it waits or polls. A rank answers
 // for itself in the same places and nowhere else, since MPI does nothing between calls.
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 
 #include <algorithm>
 #include <mutex>

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 #include "transport/mpi_notes.h"
 #include "transport/mpi_pieces.h"
 

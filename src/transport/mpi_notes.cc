@@ -31,8 +31,10 @@ NoteChannel::NoteChannel(const MpiWorld& world, int tag)
 }
 
 NoteChannel::~NoteChannel() {
-  MPI_Cancel(&receive_);
-  MPI_Wait(&receive_, MPI_STATUS_IGNORE);  // at once: either a note is here, or the receive is cancelled
+  if (receive_ != MPI_REQUEST_NULL) {
+    MPI_Cancel(&receive_);
+    MPI_Wait(&receive_, MPI_STATUS_IGNORE);  // at once: either a note is here, or the receive is cancelled
+  }
   for (Sent& note : sent_) keep_for_mpi(std::move(note.bytes));
 }
 

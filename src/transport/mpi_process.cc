@@ -4,7 +4,7 @@
 #include <iostream>
 #include <thread>
 
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 #include "transport/mpi_world.h"
 
 namespace annulus {

@@ -39,6 +39,12 @@ Problem small_problem() {
   return resolve(problem);
 }
 
+TEST(Attention, DevicesThatThereAreNone) {
+  support::expect_refused([] { Attention(small_problem(), {.device = "tpu"}); },
+                          {"cpu, cuda or cuda:N", "'tpu'", "leave it out"});
+  EXPECT_THROW(Attention(small_problem(), {.device = "cuda:4095"}), DeviceError);  // with a GPU or without
+}
+
 std::uint64_t draw_seed() { return static_cast<std::uint64_t>(draw_between(0, 1 << 20)); }
 
 RC_GTEST_PROP(AttentionProperty, SmallProblemsMatchTheReference, ()) {

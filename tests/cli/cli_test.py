@@ -1,127 +1,24 @@
 #!/usr/bin/env python3
-"""The tool from outside: exit codes, messages, JSON keys, files. Needs nothing but Python's standard library.
-
-ANNULUS_TOOL names the executable. Every run gets a folder of its own; where a run must fail, the outputs it names exist
-before and must be the same afterwards.
-"""
+"""The tool from outside: exit codes, messages, JSON keys, files."""
 
 import json
 import os
 import pathlib
-import random
 import re
-import resource
 import struct
 import subprocess
-import tempfile
 import unittest
 
-TOOL = os.environ.get("ANNULUS_TOOL", "annulus")
-SENTINEL = b"what was here before"
-SMALL = ["--tokens", "40", "--heads", "2", "--head-dim", "8", "--segments", "16,32", "--dilations", "1,2"]
-
-
-def run(*arguments, cwd=None, preexec_fn=None):
-    return subprocess.run(
-        [TOOL, *map(str, arguments)],
-        cwd=cwd,
-        preexec_fn=preexec_fn,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def write_safetensors(path, tensors):
-    """tensors: {name: (dtype, shape, bytes)}"""
-    header, offset = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-
-
-def read_safetensors(path):
-    raw = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", raw)
-    header = json.loads(raw[8 : 8 + length])
-    header.pop("__metadata__", None)
-    data = raw[8 + length :]
-    return {k: (v["dtype"], v["shape"], data[slice(*v["data_offsets"])]) for k, v in header.items()}
-
-
-def write_npy(path, shape, data, descr="<f4"):
-    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
-    header += " " * (-(len(header) + 11) % 64) + "\n"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data)
-
-
-def floats(count, seed=0):
-    draw = random.Random(seed)
-    return struct.pack(f"<{count}f", *(draw.gauss(0, 1) for _ in range(count)))
-
-
-def problem_file(path, shape=(1, 40, 2, 8), kv_heads=2, dout=True, **replaced):
-    kv_shape = list(shape)
-    kv_shape[-2] = kv_heads
-    tensors = {}
-    for seed, (name, size) in enumerate({"q": list(shape), "k": kv_shape, "v": kv_shape, "dout": list(shape)}.items()):
-        count = 1
-        for n in size:
-            count *= n
-        tensors[name] = ("F32", size, floats(count, seed))
-    if not dout:
-        del tensors["dout"]
-    tensors.update(replaced)
-    write_safetensors(path, tensors)
-    return path
-
-
-class CliTest(unittest.TestCase):
-    maxDiff = None
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
-    def succeed(self, *arguments):
-        result = run(*arguments, cwd=self.folder)
-        self.assertEqual(result.returncode, 0, f"{arguments}\n{result.stdout}\n{result.stderr}")
-        return result
-
-    def report(self, *arguments):
-        """The JSON object of a command that succeeds."""
-        result = self.succeed(*arguments, "--json", "-", "--quiet")
-        self.assertEqual(result.stderr, "")
-        return json.loads(result.stdout)
-
-    def refuse(self, code, parts, *arguments, preexec_fn=None):
-        """Fails with one line that has all parts, and leaves every file of the folder as it was."""
-        before = {p: p.read_bytes() for p in self.folder.iterdir()}
-        result = run(*arguments, cwd=self.folder, preexec_fn=preexec_fn)
-        where = f"{arguments}\n{result.stdout}\n{result.stderr}"
-        self.assertEqual(result.returncode, code, where)
-        lines = [line for line in result.stderr.splitlines() if not re.match(r"annulus: \d+/\d+ ", line)]
-        self.assertEqual(len(lines), 1, where)
-        self.assertTrue(lines[0].startswith("annulus: "), where)
-        for part in parts:
-            self.assertIn(part, lines[0])
-        self.assertEqual({p: p.read_bytes() for p in self.folder.iterdir()}, before, where)
-        return lines[0]
-
-    def refuse_run(self, parts, *arguments, code=2):
-        """A `run` that must not touch its outputs."""
-        (self.folder / "y.safetensors").write_bytes(SENTINEL)
-        (self.folder / "report.json").write_bytes(SENTINEL)
-        self.refuse(code, parts, "run", *arguments, "--output", "y.safetensors", "--json", "report.json")
+from tool import (
+    ENVIRONMENT, MEMORY, PROBLEM, SENTINEL, SHARDING, SMALL, TOOL, TRAFFIC, CliTest,
+    problem_file, read_safetensors, write_npy, write_safetensors,
+)  # fmt: skip
 
 
 class Usage(CliTest):
     def test_help_and_version_succeed(self):
-        for arguments in ["--help"], ["run", "--help"], ["verify", "--help"], ["bench", "--help"], ["info", "--help"], ["plan", "--help"]:
+        for command in [], ["info"], ["plan"], ["run"], ["verify"], ["bench"]:
+            arguments = [*command, "--help"]
             self.assertIn("--", self.succeed(*arguments).stdout)
         self.assertRegex(self.succeed("--version").stdout, r"^annulus \d+\.\d+\.\d+\n$")
 
@@ -135,11 +32,11 @@ class Usage(CliTest):
         self.refuse(2, ["--tokens", "received 2"], "run", "--tokens", "1", "--tokens", "2")
 
     def test_devices_that_are_not_there(self):
-        self.refuse(3, ["--device", "got tpu", "CPU"], "run", *SMALL, "--device", "tpu")
+        self.refuse(3, ["--device", "tpu", "CPU"], "run", *SMALL, "--device", "tpu")
         self.succeed("run", *SMALL, "--device", "cpu")
         if "cuda" not in self.report("info")["devices"]:
             for command in "run", "verify", "bench":
-                self.refuse(3, ["--device cuda", "--device cpu"], command, *SMALL, "--device", "cuda")
+                self.refuse(3, ["cuda", "device cpu"], command, *SMALL, "--device", "cuda")
 
     def test_unknown_instruction_set_names_those_there_are(self):
         sets = self.report("info")["instruction_sets"]
@@ -164,172 +61,6 @@ class Usage(CliTest):
                 )
             self.assertEqual(result.returncode, 3, result.stderr)
             self.assertIn("stdout", result.stderr)
-
-
-class BadInput(CliTest):
-    """docs/semantics.md, section 9, as far as one rank has it: rule, value, remedy, and no output touched."""
-
-    def test_sizes(self):
-        self.refuse_run(["--tokens", "negative", "-4", "write a size"], "--tokens", "-4")
-        self.refuse_run(["--batch", "-1"], "--batch", "-1")
-        self.refuse_run(["heads must be at least 1", "got 0"], "--heads", "0")
-        self.refuse_run(["head_dim must be at least 1", "got 0"], "--head-dim", "0")
-        self.refuse_run(["--tokens", "ten"], "--tokens", "ten")
-        self.refuse_run(["at most 2^58"], "--tokens", "4B", "--batch", "4B", "--heads", "64")
-
-    def test_heads(self):
-        self.refuse_run(["multiple of kv_heads", "12 heads and 5 kv_heads", "choose"], "--kv-heads", "5")
-        self.refuse_run(["--kv-heads", "got 0"], "--kv-heads", "0")
-
-    def test_lists_of_different_length(self):
-        self.refuse_run(
-            ["one each per branch", "2 segment lengths and 3 dilations"], "--segments", "16,32", "--dilations", "1,2,4"
-        )
-        self.refuse_run(["--segments", "empty"], "--segments", "")
-
-    def test_segments_and_dilations(self):
-        self.refuse_run(
-            ["segment length of branch 1", "at least 1", "got 0"], "--segments", "16,0", "--dilations", "1,2"
-        )
-        self.refuse_run(["dilation of branch 0", "at least 1", "got 0"], "--segments", "16,32", "--dilations", "0,2")
-        self.refuse_run(["--segments", "negative", "-16"], "--segments", "-16", "--dilations", "1")
-
-    def test_head_ranges(self):
-        self.refuse_run(["[0, 12)", "head_count 13", "shorten"], "--head-ranges", "0:13;0:1")
-        self.refuse_run(["[0, 12)", "first_head 12", "shorten"], "--head-ranges", "0:12;12:13")
-
-    def test_what_the_device_cannot_do(self):
-        self.refuse_run(["head sizes", "1 to 512", "got 513", "split"], "--head-dim", "513")
-        self.refuse_run(["fp32, bf16, fp16", "'fp8'"], "--dtype", "fp8")
-
-    def test_documents(self):
-        self.refuse_run(["cu_seqlens", "begin with 0", "got 1"], *SMALL, "--cu-seqlens", "1,40")
-        self.refuse_run(["cu_seqlens", "20 before 10"], *SMALL, "--cu-seqlens", "0,20,10,40")
-        self.refuse_run(["cu_seqlens", "tokens = 40", "got 39"], *SMALL, "--cu-seqlens", "0,39")
-
-    def test_names(self):
-        self.refuse_run(["by_head, by_head_block, every, table", "'random'"], "--phase", "random")
-        self.refuse_run(["longnet, torchscale, residue, head_groups", "'none'"], "--preset", "none")
-        self.refuse_run(["exact, detached", "'none'"], "--gradient", "none")
-        self.refuse_run(["--classes", "got none"], "--phase", "table")
-        self.refuse_run(["head_groups", "2 branches and 1 heads"], "--preset", "head_groups", "--heads", "1")
-
-    def test_an_output_that_overlaps_an_input(self):
-        problem_file(self.folder / "x.safetensors")
-        self.refuse(
-            2,
-            ["overlap", "x.safetensors", "another name"],
-            "run",
-            "--input",
-            "x.safetensors",
-            "--output",
-            "x.safetensors",
-        )
-        self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--output", self.folder / "." / "x.safetensors")
-        os.link(self.folder / "x.safetensors", self.folder / "link.safetensors")
-        self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--output", "link.safetensors")
-        self.refuse(2, ["different files", "y.npy"], "run", *SMALL, "--out", "y.npy", "--lse", "y.npy")
-        self.refuse(2, ["different files", "y.npy"], "run", *SMALL, "--out", "y.npy", "--json", "y.npy")
-        self.refuse(2, ["overlap"], "run", "--input", "x.safetensors", "--json", "x.safetensors")
-
-    def test_shapes_that_do_not_fit(self):
-        x = self.folder / "x.safetensors"
-        problem_file(x, k=("F32", [1, 39, 2, 8], floats(39 * 16)))
-        self.refuse_run(["k in x.safetensors", "[1, 40, 2, 8]", "[1, 39, 2, 8]", "one problem"], "--input", x.name)
-        problem_file(x, v=("F32", [1, 40, 1, 8], floats(40 * 8)))
-        self.refuse_run(["v in x.safetensors", "[1, 40, 2, 8]", "[1, 40, 1, 8]"], "--input", x.name)
-        problem_file(x, q=("F32", [40, 16], floats(40 * 16)))
-        self.refuse_run(
-            ["q in x.safetensors", "[batch, tokens, heads, head_dim]", "[40, 16]", "reshape"], "--input", x.name
-        )
-        problem_file(x, k=("F32", [40, 2, 8], floats(40 * 16)))
-        self.refuse_run(["k in x.safetensors", "[40, 2, 8]"], "--input", x.name)
-        problem_file(x, kv_heads=2, shape=(1, 40, 3, 8))
-        self.refuse_run(["multiple of kv_heads", "3 heads and 2 kv_heads"], "--input", x.name)
-
-    def test_types_that_do_not_fit(self):
-        x = self.folder / "x.safetensors"
-        problem_file(x, k=("BF16", [1, 40, 2, 8], floats(40 * 16)[: 40 * 32]))
-        self.refuse_run(["'k'", "F32", "BF16", "convert"], "--input", x.name)
-        problem_file(x, q=("F64", [1, 40, 2, 8], floats(40 * 32)))
-        self.refuse_run(["'q'", "F32, BF16 or F16", "F64"], "--input", x.name)
-        problem_file(x)
-        self.refuse_run(["'q'", "BF16", "F32"], "--input", x.name, "--dtype", "bf16")
-
-    def test_options_that_contradict_the_file(self):
-        problem_file(self.folder / "x.safetensors", kv_heads=1)
-        for option, typed, found in (
-            ("tokens", 41, 40),
-            ("batch", 2, 1),
-            ("heads", 4, 2),
-            ("kv-heads", 2, 1),
-            ("head-dim", 64, 8),
-        ):
-            self.refuse_run(
-                [f"--{option}", f"got {typed}", f"x.safetensors has {found}", "leave"],
-                "--input",
-                "x.safetensors",
-                f"--{option}",
-                typed,
-            )
-        self.succeed("run", "--input", "x.safetensors", "--tokens", "40", "--kv-heads", "1", "--dtype", "fp32")
-
-    def test_files_that_are_missing_or_broken(self):
-        x = self.folder / "x.safetensors"
-        self.refuse_run(["nowhere.safetensors", "check the path"], "--input", "nowhere.safetensors")
-        x.write_bytes(b"")
-        self.refuse_run(["x.safetensors"], "--input", x.name)
-        problem_file(x)
-        x.write_bytes(x.read_bytes()[:-1])
-        self.refuse_run(["x.safetensors"], "--input", x.name)
-        problem_file(x)
-        raw = x.read_bytes()
-        x.write_bytes(raw.replace(b'"q"', b'"Q"'))
-        self.refuse_run(["x.safetensors", "q", "Q"], "--input", x.name)
-        self.refuse_run(["."], "--input", ".")
-
-    def test_backward_without_dout(self):
-        problem_file(self.folder / "x.safetensors", dout=False)
-        self.refuse_run(["--backward", "dout", "x.safetensors"], "--input", "x.safetensors", "--backward")
-        self.succeed("run", "--input", "x.safetensors")
-
-    def test_options_that_do_not_belong_together(self):
-        problem_file(self.folder / "x.safetensors")
-        for name in "q", "k", "v", "dout":
-            write_npy(self.folder / f"{name}.npy", [1, 40, 2, 8], floats(40 * 16))
-        self.refuse_run(["--input", "--q"], "--input", "x.safetensors", "--q", "q.npy")
-        self.refuse_run(["--q, --k and --v", "no --v"], "--q", "q.npy", "--k", "k.npy")
-        npy = ["--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]
-        self.refuse_run(["--dout", "no --dout"], *npy, "--backward")
-        self.refuse_run(["--dout", "--backward"], *npy, "--dout", "dout.npy")
-        self.refuse_run(["--dq", "--backward"], *npy, "--dq", "dq.npy")
-        self.refuse(2, ["--grid-samples", "--grid"], "verify", "--grid-samples", "3")
-        self.refuse(2, ["--grid", "--tokens"], "verify", "--grid", "--tokens", "40")
-        self.refuse(2, ["--grid", "--causal"], "verify", "--grid", "--causal")
-        self.refuse(2, ["--repeats", "0"], "bench", *SMALL, "--repeats", "0")
-        self.refuse(2, ["--min-seconds", "-1"], "bench", *SMALL, "--min-seconds", "-1")
-        self.refuse(2, ["--picture", "[0, 2)", "got 2"], "run", *SMALL, "--picture", "2")
-        self.refuse(2, ["--threads", "got 0"], "run", *SMALL, "--threads", "0")
-
-    def test_outputs_that_cannot_be_written_are_refused_before_the_work(self):
-        for output in "missing/y.safetensors", ".":
-            self.refuse(2, [output], "run", *SMALL, "--output", output)
-        (self.folder / "out.npy").write_bytes(SENTINEL)
-        self.refuse(2, ["missing"], "run", *SMALL, "--out", "out.npy", "--lse", "missing/lse.npy")
-
-    def test_more_memory_than_there_is(self):
-        for command in "run", "verify", "bench":
-            self.refuse(
-                3, ["GiB", "available", "smaller"], command, "--tokens", "1B", "--heads", "64", "--head-dim", "256"
-            )
-
-    def test_an_allocation_that_the_system_refuses(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-
-        if run("info", preexec_fn=limit).returncode != 0:
-            self.skipTest("this build does not start within 1 GiB of address space (a sanitizer's does not)")
-        self.refuse(3, ["refused", "smaller"], "run", "--tokens", "96k", preexec_fn=limit)
 
 
 class Info(CliTest):
@@ -360,17 +91,6 @@ class Info(CliTest):
         text = self.succeed("info").stdout
         for word in "annulus", "cpu", "cores", "portable", "bf16", "head sizes":
             self.assertIn(word, text)
-
-
-ENVIRONMENT = {"version", "device", "cpu", "instruction_set", "launcher", "transport", "ranks", "threads"}
-SHARDING = {"ranks", "layout", "boundaries", "strategy", "slot_bytes", "memory_limit_bytes"}
-PROBLEM = {
-    "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "segments", "dilations", "preset", "phase", "branches",
-    "gradient", "pad_like_torchscale", "output_scale", "causal", "scale", "cu_seqlens", "seed", "backward",
-    "deterministic", "reproducible",
-}  # fmt: skip
-TRAFFIC = {"sent_bytes", "plan_bytes", "minimum_bytes", "ring_bytes"}
-MEMORY = {"peak_bytes", "plan_bytes", "components", "process_peak_bytes", "by_rank"}
 
 
 class Run(CliTest):
@@ -581,6 +301,10 @@ class Verify(CliTest):
         self.assertEqual(report["problem"], {"grid": True, "cases": 5, "seed": 3})
         self.assertEqual(report["failed"], [])
         self.check_checks(report["checks"])
+
+    def test_part_of_the_grid(self):
+        part = ["--tokens", "2", "--segments", "10", "--heads", "1", "--head-dim", "8", "--dtype", "fp32", "--causal"]
+        self.assertEqual(self.report("verify", "--grid", *part)["problem"]["cases"], 4 * 2)  # phases, gradients
 
 
 class Bench(CliTest):

@@ -16,7 +16,7 @@ std::string value_of(const Words& words, const std::string& option) {
 }
 
 TEST(Grid, HasEveryValueOfEveryAxisTogether) {
-  const std::vector<Words> cases = grid_cases({}, 0);
+  const std::vector<Words> cases = grid_cases({}, {}, 0);
   EXPECT_EQ(cases.size(), 6u * 5 * 3 * 6 * 4 * 3 * 2 * 2);
   EXPECT_EQ(std::set<Words>(cases.begin(), cases.end()).size(), cases.size());
   const std::map<std::string, std::set<std::string>> axes = {
@@ -43,7 +43,7 @@ TEST(Grid, HasEveryValueOfEveryAxisTogether) {
 
 TEST(Grid, TablesHaveAClassForEveryHeadBelowTheDilation) {
   int tables = 0;
-  for (const Words& words : grid_cases(500, 3)) {
+  for (const Words& words : grid_cases({}, 500, 3)) {
     if (value_of(words, "--phase") != "table") {
       EXPECT_EQ(value_of(words, "--classes"), "");
       continue;
@@ -58,16 +58,30 @@ TEST(Grid, TablesHaveAClassForEveryHeadBelowTheDilation) {
 }
 
 TEST(Grid, AChoiceIsASubsetThatTheSeedDecides) {
-  const std::vector<Words> all = grid_cases({}, 0);
+  const std::vector<Words> all = grid_cases({}, {}, 0);
   const std::set<Words> known(all.begin(), all.end());
-  const std::vector<Words> chosen = grid_cases(200, 1);
+  const std::vector<Words> chosen = grid_cases({}, 200, 1);
   EXPECT_EQ(chosen.size(), 200u);
   EXPECT_EQ(std::set<Words>(chosen.begin(), chosen.end()).size(), 200u);
   for (const Words& words : chosen) EXPECT_TRUE(known.contains(words));
-  EXPECT_EQ(grid_cases(200, 1), chosen);
-  EXPECT_NE(grid_cases(200, 2), chosen);
-  EXPECT_EQ(grid_cases(1'000'000, 1).size(), all.size());
-  EXPECT_TRUE(grid_cases(0, 1).empty());
+  EXPECT_EQ(grid_cases({}, 200, 1), chosen);
+  EXPECT_NE(grid_cases({}, 200, 2), chosen);
+  EXPECT_EQ(grid_cases({}, 1'000'000, 1).size(), all.size());
+  EXPECT_TRUE(grid_cases({}, 0, 1).empty());
+}
+
+TEST(Grid, WantedWordsPickProblems) {
+  const std::vector<Words> wanted = {{"--tokens", "1000"}, {"--causal"}};
+  const std::vector<Words> cases = grid_cases(wanted, {}, 0);
+  EXPECT_EQ(cases.size(), 5u * 3 * 6 * 4 * 3 * 2);
+  for (const Words& words : cases) {
+    EXPECT_EQ(value_of(words, "--tokens"), "1000");
+    EXPECT_TRUE(std::ranges::find(words, "--causal") != words.end());
+  }
+  const std::vector<Words> some = grid_cases(wanted, 7, 1);
+  EXPECT_EQ(some.size(), 7u);
+  for (const Words& words : some) EXPECT_TRUE(std::ranges::find(cases, words) != cases.end());
+  EXPECT_TRUE(grid_cases({{"--tokens", "40"}}, {}, 0).empty());
 }
 
 TEST(Grid, CommandLinesAreQuotedForAShell) {

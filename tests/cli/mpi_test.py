@@ -17,7 +17,7 @@ import tempfile
 import time
 import unittest
 
-from cli_test import SMALL, TOOL, CliTest, problem_file, read_safetensors
+from tool import SMALL, TOOL, CliTest, problem_file, read_safetensors
 
 MPIEXEC = shlex.split(os.environ.get("MPIEXEC", "mpirun --allow-run-as-root --oversubscribe"))
 HANG_S = 120  # far beyond any deadline: who takes longer hangs

@@ -21,7 +21,7 @@ CommandOptions parse(std::vector<std::string> words) {
 
 Problem problem_of(const std::vector<std::string>& words) {
   const CommandOptions options = parse(words);
-  return make_problem(options.problem, typed_sizes(options.problem));
+  return make_problem(options.problem, typed_sizes(options));
 }
 
 // The message of the InvalidArgument that these words lead to.
@@ -153,6 +153,14 @@ TEST(Options, ExplicitSizesMustAgreeWithAFile) {
   }
 }
 
+TEST(Options, TheTypeThatTheDeviceDoesBest) {
+  const bool dot = instruction_sets().front() == "avx512_bf16";
+  EXPECT_EQ(problem_of({"--dtype", "auto", "--device", "cuda"}).dtype, DType::bf16);
+  EXPECT_EQ(problem_of({"--dtype", "auto"}).dtype, dot ? DType::bf16 : DType::fp32);
+  EXPECT_EQ(problem_of({"--dtype", "auto", "--backward"}).dtype, DType::fp32);
+  EXPECT_EQ(problem_of({"--dtype", "auto", "--instruction-set", "portable"}).dtype, DType::fp32);
+}
+
 TEST(Options, TheMachine) {
   EXPECT_EQ(make_machine(parse({}).machine).threads, 0);
   EXPECT_EQ(make_machine(parse({"--threads", "3"}).machine).threads, 3);
@@ -160,6 +168,8 @@ TEST(Options, TheMachine) {
   EXPECT_THROW(make_machine(parse({"--threads", "0"}).machine), InvalidArgument);
   EXPECT_THROW(make_machine(parse({"--threads", "1M"}).machine), InvalidArgument);
   EXPECT_NO_THROW(make_machine(parse({"--device", "cuda"}).machine));  // whether there is one shows later
+  EXPECT_TRUE(uses_gpu(parse({"--device", "cuda:1"}).machine));
+  EXPECT_FALSE(uses_gpu(parse({}).machine));
   EXPECT_THROW(make_machine(parse({"--device", "tpu"}).machine), DeviceError);
 }
 

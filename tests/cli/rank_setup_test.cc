@@ -19,9 +19,7 @@ CommandOptions parse(std::vector<std::string> words) {
   return options;
 }
 
-Problem problem_of(const CommandOptions& options) {
-  return make_problem(options.problem, typed_sizes(options.problem));
-}
+Problem problem_of(const CommandOptions& options) { return make_problem(options.problem, typed_sizes(options)); }
 
 RankSetup setup_of(const std::vector<std::string>& words, int ranks) {
   const CommandOptions options = parse(words);
@@ -84,7 +82,8 @@ TEST(Prediction, IsTheLibrarysOwnWord) {
 }
 
 TEST(Prediction, SlotsShrinkToKeepALimit) {
-  const CommandOptions options = parse({"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4"});
+  const CommandOptions options =
+      parse({"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4", "--strategy", "exchange"});
   const Problem problem = problem_of(options);
   const RankSetup setup = make_rank_setup(options, problem, 4);
   const Prediction free = predict(problem, setup.sharding, 1, setup.options, 0);
@@ -98,6 +97,23 @@ TEST(Prediction, SlotsShrinkToKeepALimit) {
   EXPECT_EQ(never.slot_bytes, 0);
   EXPECT_GT(never.bytes, 1000);
   EXPECT_LT(never.bytes, free.bytes(true));
+}
+
+// Classes that are dealt out are held whole; keys that are exchanged come slot by slot.
+TEST(RankSetup, AutoExchangesWhereDealingOutDoesNotFit) {
+  const std::vector<std::string> words = {"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4"};
+  const RankSetup free = make_rank_setup(parse(words), problem_of(parse(words)), 4);
+  ASSERT_EQ(strategy_text(free), "reshard");
+  const std::int64_t needs = predict(problem_of(parse(words)), free.sharding, 1, free.options, 0).bytes(false);
+  const auto limited = [&](std::int64_t limit) {
+    std::vector<std::string> more = words;
+    more.insert(more.end(), {"--memory-limit", std::to_string(limit)});
+    return make_rank_setup(parse(more), problem_of(parse(more)), 4);
+  };
+  EXPECT_EQ(strategy_text(limited(2 * needs)), "reshard");
+  const RankSetup tight = limited(needs * 9 / 10);
+  EXPECT_EQ(strategy_text(tight), "exchange");
+  EXPECT_NE(tight.choice.why.find("memory limit"), std::string::npos) << tight.choice.why;
 }
 
 TEST(Prediction, ManyRanksAreSampled) {

@@ -10,7 +10,7 @@ import os
 import time
 import unittest
 
-from cli_test import MEMORY, SHARDING, SMALL, TRAFFIC, CliTest, problem_file, read_safetensors, run
+from tool import MEMORY, SHARDING, SMALL, TRAFFIC, CliTest, problem_file, read_safetensors, run
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 STRATEGIES = ("exchange", "ring", "gather")
@@ -153,15 +153,24 @@ class MemoryLimit(CliTest):
     LONG = ["--tokens", "16k", "--heads", "4", "--segments", "16k", "--dilations", "1", "--ranks", "4", "--backward"]
 
     def test_slots_shrink(self):
-        free = self.report("plan", *self.LONG)
+        words = [*self.LONG, "--strategy", "exchange"]
+        free = self.report("plan", *words)
         needed = free["memory"]["backward"]["bytes"]
         limit = needed * 9 // 10
-        plan = self.report("plan", *self.LONG, "--memory-limit", limit)
+        plan = self.report("plan", *words, "--memory-limit", limit)
         self.assertTrue(plan["fits"])
         self.assertLess(plan["sharding"]["slot_bytes"], free["sharding"]["slot_bytes"])
         self.assertLessEqual(plan["memory"]["backward"]["bytes"], limit)
-        report = self.report("run", *self.LONG, "--memory-limit", limit)
+        report = self.report("run", *words, "--memory-limit", limit)
         self.assertEqual(report["sharding"]["slot_bytes"], plan["sharding"]["slot_bytes"])
+        self.assertLessEqual(report["memory"]["peak_bytes"], limit)
+
+    def test_auto_exchanges_where_dealing_out_does_not_fit(self):
+        free = self.report("plan", *self.LONG)
+        self.assertEqual(free["sharding"]["strategy"], "reshard")
+        limit = free["memory"]["backward"]["bytes"] * 9 // 10
+        report = self.report("run", *self.LONG, "--memory-limit", limit)
+        self.assertEqual(report["sharding"]["strategy"], "exchange")
         self.assertLessEqual(report["memory"]["peak_bytes"], limit)
 
     def test_what_cannot_fit_is_refused_with_the_number_that_would(self):
@@ -187,7 +196,7 @@ class Plan(CliTest):
             set(report),
             {
                 "problem", "environment", "sharding", "fits", "ranks_planned", "rows", "memory", "traffic", "strategy",
-                "why", "steps",
+                "why", "steps", "planning_ms",
             },  # fmt: skip
         )
         self.assertEqual(report["rows"], [14, 13, 13])
@@ -329,7 +338,7 @@ class Trace(CliTest):
             self.assertLessEqual(begin["ts"], ends[id_]["ts"])
 
     def test_run(self):
-        for strategy in STRATEGIES:
+        for strategy in *STRATEGIES, "reshard":
             words = [*SMALL, "--ranks", "3", "--backward", "--strategy", strategy]
             self.check(self.events("run", *words), 3, ["forward", "backward"])
 

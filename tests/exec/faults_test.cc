@@ -99,24 +99,33 @@ TEST(Faults, ARankThatFallsSilentIsNamed) {
   }
 }
 
-TEST(Faults, AnotherProblemOnOneRankIsRefusedByAll) {
-  const Problem problem = spread_problem();
-  Problem other = problem;
-  other.causal = true;
+void expect_refusal(const Problem& problem, const Problem& other, const std::string& difference) {
   auto transports = make_thread_group(kRanks);
   const auto errors = support::run_ranks(kRanks, [&](int rank) {
     const RankAttention attention(rank == 2 ? other : problem, {.ranks = kRanks},
                                   *transports[static_cast<std::size_t>(rank)], {.strategy = Strategy::exchange});
   });
   for (const std::exception_ptr& error : errors) {
-    ASSERT_TRUE(error);
+    ASSERT_TRUE(error) << difference;
     try {
       std::rethrow_exception(error);
     } catch (const TransportError& caught) {
-      EXPECT_NE(std::string(caught.what()).find("'causal = 0' on rank 0 and 'causal = 1' on rank 2"), std::string::npos)
-          << caught.what();
+      EXPECT_NE(std::string(caught.what()).find(difference), std::string::npos) << caught.what();
     }
   }
+}
+
+TEST(Faults, AnotherProblemOnOneRankIsRefusedByAll) {
+  const Problem problem = spread_problem();
+  Problem other = problem;
+  other.causal = true;
+  expect_refusal(problem, other, "'causal = 0' on rank 0 and 'causal = 1' on rank 2");
+  // The detached gradient goes round branch by branch: the ranks must agree before they plan for that.
+  Problem single = problem;
+  single.pattern = make_pattern(Preset::longnet, {90}, {1}, 2);
+  other = single;
+  other.pattern.gradient = Gradient::detached;
+  expect_refusal(resolve(single), resolve(other), "'gradient = exact' on rank 0 and 'gradient = detached' on rank 2");
 }
 
 TEST(Faults, BadArgumentsOnOneRankEndTheOthersToo) {

@@ -7,11 +7,11 @@
 #include <iostream>
 #include <random>
 
+#include "annulus/mpi.h"
 #include "plan/reshard.h"
 #include "reference/draw_inputs.h"
 #include "support/rank_call.h"
 #include "support/yardstick.h"
-#include "transport/mpi.h"
 
 namespace annulus {
 namespace {

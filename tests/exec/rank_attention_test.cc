@@ -8,11 +8,13 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "annulus/thread_group.h"
 #include "plan/reshard.h"
 #include "reference/draw_inputs.h"
 #include "support/draw_case.h"
 #include "support/draw_sharding.h"
 #include "support/rank_call.h"
+#include "support/refusal.h"
 #include "support/test_scale.h"
 #include "support/yardstick.h"
 
@@ -68,6 +70,19 @@ RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {
 }
 
 // Every combination of what users choose, on a problem in which nothing divides anything.
+TEST(RankAttention, RefusesAGpu) {
+  const auto group = make_thread_group(1);
+  RankOptions options;
+  options.device.device = "cuda";
+  Problem problem;
+  problem.tokens = 10;
+  problem.heads = 1;
+  problem.head_dim = 8;
+  problem.pattern = make_pattern(Preset::longnet, {5}, {1}, 1);
+  support::expect_refused_as<Unsupported>([&] { RankAttention(problem, {}, *group.front(), options); },
+                                          {"ranks compute on the CPU", "device cuda", "Attention"});
+}
+
 TEST(RankAttention, EveryLayoutAndStrategy) {
   std::uint64_t seed = 0;
   for (const int ranks : {1, 2, 3, 4, 5, 8})

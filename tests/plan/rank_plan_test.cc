@@ -202,7 +202,7 @@ std::size_t size_of_plan(const RankPlan& plan) {
 }
 
 // A billion tokens on 1,024 ranks, the longest segment over all of them: the plan of a rank stays small, however long
-// the sequence is. (How long planning takes is for the benchmark to say.)
+// the sequence is. (How long planning takes, `annulus plan` says.)
 TEST(RankPlan, SizeDoesNotGrowWithTokens) {
   for (const bool causal : {false, true})
     for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::gather}) {

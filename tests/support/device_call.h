@@ -33,9 +33,7 @@ class DeviceTensor {
       : host_(host),
         shift_(aligned ? 128 - HostTensor::kGuardBytes : 0),
         memory_(host.storage().size() + shift_ + 128) {
-    cuda::check(
-        cudaMemcpy(memory_.data() + shift_, host.storage().data(), host.storage().size(), cudaMemcpyHostToDevice),
-        "copy a tensor");
+    cuda::copy_to_device(memory_.data() + shift_, host.storage().data(), host.storage().size(), "copy a tensor");
   }
   TensorView view() const {
     TensorView view = host_.view();

@@ -1,6 +1,6 @@
 // The conformance suite under mpirun: every process runs the same tests at the same time. The main function adds up
 // failures over ranks, and a failure says on which rank it was.
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 
 #include <iostream>
 

@@ -12,7 +12,7 @@
 
 #include <unistd.h>
 
-#include "transport/mpi.h"
+#include "annulus/mpi.h"
 
 namespace annulus {
 namespace {

@@ -123,6 +123,12 @@ struct Turns {
   void pass(std::int64_t turn) const { own->store(turn, std::memory_order_release); }
 };
 
+// A stretch that ends by an exception, of a rank that was told to stop, must not leave the next one waiting.
+struct Leave {
+  const Turns& turns;
+  ~Leave() { turns.pass(kDone); }
+};
+
 class Stretch {
  public:
   Stretch(const Context& context, Carver& carver)
@@ -149,6 +155,7 @@ class Stretch {
  private:
   void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads,
                  const Meeting& meeting, Turns turns) {
+    const Leave leave{turns};
     const Problem& problem = context_.problem;
     const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
     const Rows all_queries = intersect(group, meeting.queries->rows());
@@ -183,7 +190,6 @@ class Stretch {
       context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
       context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(tensors.dv, item.batch, found.head, found.rows));
     }
-    turns.pass(kDone);
   }
 
   Rows take_stretch(const Rows& keys, std::int64_t stretch) const {

@@ -1,86 +1,35 @@
 // The forward kernel for every GPU with tensor cores from sm_80 on, every type and head sizes up to 256.
 //
-// Four warps, 32 query rows each (16 where accumulators are wide). Blocks of keys and values go through two slots of
-// shared memory: one is multiplied while the next one arrives. Head sizes are filled up with zeros in shared memory.
-// Tiles, sweeps and state are those of tiling.h; blocks take tiles in order, as the sets demand.
+// Four or eight warps, 32 query rows each (16 where accumulators are wide). One block of keys and values is multiplied
+// while the next one arrives in shared memory. Head sizes are filled up with zeros in shared memory. Tiles, sweeps and
+// state are those of tiling.h; blocks take tiles in order, as the sets demand.
 #pragma once
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/loads_mma.cuh"
 #include "kernels/cuda/products_mma.cuh"
+#include "kernels/cuda/tiles_mma.h"
 
 namespace annulus::cuda::mma {
 
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = kWarps * 32;
-
-// Two tiles of 16 rows a warp share what it reads of keys and values; beyond 128 elements registers allow only one.
-ANNULUS_HOST_DEVICE constexpr int row_tiles(int padded_dim) { return padded_dim <= 128 ? 2 : 1; }
-ANNULUS_HOST_DEVICE constexpr int query_rows(int padded_dim) { return kWarps * 16 * row_tiles(padded_dim); }
-
-// Queries, and two slots of keys and values; a row ends in a gap of 16 bytes.
-ANNULUS_HOST_DEVICE constexpr int shared_bytes(int element_bytes, int padded_dim, int keys) {
-  return (query_rows(padded_dim) + 4 * keys) * (element_bytes * padded_dim + 16);
-}
-// Keys a block: as many as let two blocks share a multiprocessor of sm_90 (227 KiB), and as registers hold.
-ANNULUS_HOST_DEVICE constexpr int key_rows(int element_bytes, int padded_dim) {
-  int keys = element_bytes == 4 && padded_dim > 64 ? 32 : 64;
-  while (keys > 16 && shared_bytes(element_bytes, padded_dim, keys) > 113 * 1024) keys /= 2;
-  return keys;
-}
-
-template <class T, int kDim>
+template <class T, int kDim, bool kWide>
 struct Layout {
-  static constexpr int kTiles = row_tiles(kDim);
-  static constexpr int kQueryRows = query_rows(kDim);
-  static constexpr int kKeys = key_rows(sizeof(T), kDim);
-  static constexpr int kRow = kRowElements<T, kDim>;
-  static constexpr int kQueryElements = kQueryRows * kRow;
-  static constexpr int kBlockElements = kKeys * kRow;
-  static constexpr int kElements = kQueryElements + 4 * kBlockElements;
-  static constexpr int kBytes = kElements * static_cast<int>(sizeof(T));
-  static_assert(kBytes == shared_bytes(sizeof(T), kDim, kKeys));
+  static constexpr bool kSplit = std::is_same_v<T, float>;
+  static constexpr MmaConfig kConfig = make_config(kSplit, kDim, kWide);
+  static constexpr int kThreads = kConfig.threads();
+  using Operand = std::conditional_t<kSplit, __half, T>;  // of the products
+  static constexpr int kPlanes = kSplit ? 2 : 1;
+  static constexpr int kTiles = kConfig.row_tiles();
+  static constexpr int kQueryRows = kConfig.query_rows();
+  static constexpr int kKeys = kConfig.key_rows();
+  static constexpr int kRow = kRowElements<kDim>;
+  static constexpr int kQueryPlane = kQueryRows * kRow;
+  static constexpr int kBlock = kPlanes * kKeys * kRow;  // keys, or values
+  static constexpr int kOperands = kPlanes * kQueryPlane + (kSplit ? 2 : 4) * kBlock;
+  static constexpr int kRawRow = kDim + 4;  // of fp32 as it comes
+  static constexpr int kBytes = kConfig.shared_bytes(kKeys);
+  static_assert(kBytes == 2 * kOperands + (kSplit ? 4 * (2 * kKeys * kRawRow + kQueryRows + 2 * kKeys) : 0));
 };
-
-// Calls f(row, i) for every i in [0, width) of every row in [0, rows), dealt to the threads of a block in order.
-template <class F>
-__device__ __forceinline__ void for_each_dealt(int rows, int width, F f) {
-  const int rows_on = kThreads / width, on = kThreads % width;  // from one of a thread's turns to the next
-  int row = static_cast<int>(threadIdx.x) / width, i = static_cast<int>(threadIdx.x) % width;
-  while (row < rows) {
-    f(row, i);
-    row += rows_on;
-    i += on;
-    if (i >= width) {
-      i -= width;
-      ++row;
-    }
-  }
-}
-
-// `count` rows from `from` on to shared memory; of the `most` rows there the others become zero.
-template <class T, int kRow>
-__device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t stride, int count, int most, int head_dim,
-                                          bool aligned) {
-  constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
-  if (aligned) {
-    for_each_dealt(most, head_dim / kUnit, [&](int row, int chunk) {
-      const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + row * kRow + chunk * kUnit));
-      const T* source = row < count ? from + row * stride + chunk * kUnit : from;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                   "r"(row < count ? 16 : 0)
-                   : "memory");
-    });
-  } else {
-    for_each_dealt(most, head_dim, [&](int row, int element) {
-      to[row * kRow + element] = row < count ? from[row * stride + element] : static_cast<T>(0.0f);
-    });
-  }
-}
-__device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_loads() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // A place in the stream of key blocks of a tile's branches.
 struct Place {
@@ -93,50 +42,76 @@ struct Place {
   }
 };
 
-template <class T, int kDim>
+template <class T, int kDim, bool kWide>
 class Attend {
-  using Shape = Layout<T, kDim>;
+  using Shape = Layout<T, kDim, kWide>;
+  using Operand = Shape::Operand;
+  static constexpr bool kSplit = Shape::kSplit;
   static constexpr int kKeys = Shape::kKeys;
   static constexpr int kTiles = Shape::kTiles;
-  using Product = Products<T, kDim, kKeys, kTiles>;
 
  public:
-  __device__ Attend(const Launch& launch, const Tile& tile, T* shared, bool aligned)
+  __device__ Attend(const Launch& launch, const Tile& tile, std::uint8_t* shared, bool aligned)
       : launch_(launch),
         tile_(tile),
-        queries_(shared),
-        blocks_(shared + Shape::kQueryElements),
+        queries_(reinterpret_cast<Operand*>(shared)),
+        blocks_(queries_ + Shape::kPlanes * Shape::kQueryPlane),
+        raw_(reinterpret_cast<T*>(queries_ + Shape::kOperands)),
+        query_down_(reinterpret_cast<float*>(raw_ + 2 * kKeys * Shape::kRawRow)),
         aligned_(aligned),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
         row_(warp_ * 16 * kTiles + lane_ / 4) {}
 
   __device__ void run() {
-    const T* q = static_cast<const T*>(launch_.q) + tile_.batch * launch_.q_stride.batch +
-                 tile_.head * launch_.q_stride.head + tile_.position * launch_.q_stride.token;
     start();
     Place loaded, here;
     if (tile_.total_blocks > 0) {
-      load_rows<T, Shape::kRow>(queries_, q, tile_.stride * launch_.q_stride.token, tile_.rows, Shape::kQueryRows,
-                                launch_.head_dim, aligned_);
+      load_queries();
       load_block(loaded, 0);
     }
     commit_loads();
     for (int i = 0; i < tile_.total_blocks; ++i, here.advance(tile_)) {
       loaded.advance(tile_);
-      if (i + 1 < tile_.total_blocks) load_block(loaded, (i + 1) % 2);
-      commit_loads();
-      wait_loads<1>();
-      __syncthreads();
-      attend_block(here, i % 2);
-      __syncthreads();
+      const bool more = i + 1 < tile_.total_blocks;
+      if constexpr (kSplit) {  // one block is multiplied while the next one arrives as it is
+        wait_loads<0>();
+        __syncthreads();
+        split_block();
+        __syncthreads();
+        if (more) load_block(loaded, 0);
+        commit_loads();
+        attend_block(here, 0);
+      } else {
+        if (more) load_block(loaded, (i + 1) % 2);
+        commit_loads();
+        wait_loads<1>();
+        __syncthreads();
+        attend_block(here, i % 2);
+        __syncthreads();
+      }
     }
     finish();
   }
 
  private:
-  __device__ T* keys(int slot) { return blocks_ + 2 * slot * Shape::kBlockElements; }
-  __device__ T* values(int slot) { return keys(slot) + Shape::kBlockElements; }
+  __device__ Operand* keys(int slot) { return blocks_ + 2 * slot * Shape::kBlock; }
+  __device__ Operand* values(int slot) { return keys(slot) + Shape::kBlock; }
+  // fp32: what undoes the scales of rows.
+  __device__ float* key_down() { return query_down_ + Shape::kQueryRows; }
+  __device__ float* value_down() { return key_down() + kKeys; }
+
+  __device__ void load_queries() {
+    const T* q = static_cast<const T*>(launch_.q) + tile_.batch * launch_.q_stride.batch +
+                 tile_.head * launch_.q_stride.head + tile_.position * launch_.q_stride.token;
+    const std::int64_t stride = tile_.stride * launch_.q_stride.token;
+    if constexpr (kSplit)
+      split_rows<kDim, Shape::kRow, Shape::kThreads>(queries_, query_down_, q, stride, tile_.rows, Shape::kQueryRows,
+                                                     launch_.head_dim, aligned_);
+    else
+      load_rows<T, Shape::kRow, Shape::kThreads>(queries_, q, stride, tile_.rows, Shape::kQueryRows, launch_.head_dim,
+                                                 aligned_);
+  }
 
   __device__ void load_block(const Place& place, int slot) {
     const TileBranch& part = tile_.branches[place.branch];
@@ -148,10 +123,24 @@ class Attend {
                  kv_head * launch_.k_stride.head + position * launch_.k_stride.token;
     const T* v = static_cast<const T*>(launch_.v) + tile_.batch * launch_.v_stride.batch +
                  kv_head * launch_.v_stride.head + position * launch_.v_stride.token;
-    load_rows<T, Shape::kRow>(keys(slot), k, dilation * launch_.k_stride.token, count, kKeys, launch_.head_dim,
-                              aligned_);
-    load_rows<T, Shape::kRow>(values(slot), v, dilation * launch_.v_stride.token, count, kKeys, launch_.head_dim,
-                              aligned_);
+    const auto load = [&](T* to, auto row, const T* from, std::int64_t stride) {
+      load_rows<T, row.value, Shape::kThreads>(to, from, dilation * stride, count, kKeys, launch_.head_dim, aligned_);
+    };
+    if constexpr (kSplit) {
+      const std::integral_constant<int, Shape::kRawRow> row;
+      load(raw_, row, k, launch_.k_stride.token);
+      load(raw_ + kKeys * Shape::kRawRow, row, v, launch_.v_stride.token);
+    } else {
+      const std::integral_constant<int, Shape::kRow> row;
+      load(keys(slot), row, k, launch_.k_stride.token);
+      load(values(slot), row, v, launch_.v_stride.token);
+    }
+  }
+
+  __device__ void split_block() {
+    split_rows<kDim, Shape::kRow, Shape::kThreads>(keys(0), key_down(), raw_, Shape::kRawRow, kKeys, kKeys, kDim, true);
+    split_rows<kDim, Shape::kRow, Shape::kThreads>(values(0), value_down(), raw_ + kKeys * Shape::kRawRow,
+                                                   Shape::kRawRow, kKeys, kKeys, kDim, true);
   }
 
   // A lane has two rows of every tile of 16; row r is 8 (r % 2) behind the first one of tile r / 2.
@@ -199,25 +188,31 @@ class Attend {
 
   __device__ void attend_block(const Place& place, int slot) {
     float s[kTiles][kKeys / 8][4] = {};
-    Product::scores(s, queries_ + warp_ * 16 * kTiles * Shape::kRow, keys(slot), lane_);
+    const Operand* queries = queries_ + warp_ * 16 * kTiles * Shape::kRow;
+    if constexpr (kSplit)
+      SplitProducts<kDim, kKeys, kTiles>::scores(s, queries, Shape::kQueryPlane, keys(slot), lane_);
+    else
+      Products<T, kDim, kKeys, kTiles>::scores(s, queries, keys(slot), lane_);
     const TileBranch& part = tile_.branches[place.branch];
     const int first_key = place.block * kKeys;
+    float down[kRows];  // fp32: of the weights
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float(&own)[kKeys / 8][4] = s[r / 2];
       int limit = part.keys - 1;
       if (launch_.tiling.causal) limit = min(limit, part.first + part.step * tile_row(r));
+      const float scale = kSplit ? launch_.scale_log2 * query_down_[tile_row(r)] : launch_.scale_log2;
       float top = -INFINITY;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = own[n][r % 2 * 2 + c];
-          x = first_key + column(n) + c > limit ? -INFINITY : x * launch_.scale_log2;
+          const float factor = kSplit ? scale * key_down()[column(n) + c] : scale;
+          x = first_key + column(n) + c > limit ? -INFINITY : x * factor;
           top = fmaxf(top, x);
         }
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      top = largest_of_row(top);
       // Finite but for odd inputs: every row sees the first key of its group, so the first block has one for it.
       const float now = fmaxf(m_[r], top);
       if (__any_sync(0xffffffffu, now > m_[r])) rescale(r, m_[r] == now ? 1.0f : exp2f(m_[r] - now));
@@ -227,11 +222,40 @@ class Attend {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = own[n][r % 2 * 2 + c];
-          x = std::is_same_v<T, float> ? exp2f(x - now) : ptx::exp2_approx(x - now);
+          x = kSplit ? exp2f(x - now) : ptx::exp2_approx(x - now);
           l_[r] += x;
         }
+      if constexpr (kSplit) down[r] = scale_weights(own, r);
     }
-    Product::add_values(o_, s, values(slot), lane_);
+    if constexpr (kSplit)
+      SplitProducts<kDim, kKeys, kTiles>::add_values(o_, s, down, values(slot), lane_);
+    else
+      Products<T, kDim, kKeys, kTiles>::add_values(o_, s, values(slot), lane_);
+  }
+
+  __device__ static float largest_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  }
+
+  // fp32: the scales of values go into the weights, and those are brought into range. A key that the row does not see
+  // has weight 0, so that its scale does no harm.
+  __device__ float scale_weights(float (&own)[kKeys / 8][4], int r) {
+    float top = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = own[n][r % 2 * 2 + c];
+        x *= value_down()[column(n) + c];
+        top = fmaxf(top, x);
+      }
+    const RowScale scale(largest_of_row(top));
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) own[n][r % 2 * 2 + c] *= scale.up;
+    return scale.down;
   }
 
   __device__ void finish() {
@@ -303,7 +327,7 @@ class Attend {
   // Rows between the tile's own, if nothing covers them.
   __device__ void clear_uncovered() {
     const int own = tile_.position - tile_.clear_begin;
-    for (int i = warp_; i < Shape::kQueryRows * tile_.step; i += kWarps) {
+    for (int i = warp_; i < Shape::kQueryRows * tile_.step; i += Shape::kConfig.warps) {
       const std::int64_t position =
           tile_.clear_begin + static_cast<std::int64_t>(tile_.stride) * (i / tile_.step) + i % tile_.step;
       if (i % tile_.step == own || position >= tile_.cell_end) continue;
@@ -314,23 +338,26 @@ class Attend {
 
   const Launch& launch_;
   const Tile& tile_;
-  T* queries_;
-  T* blocks_;
+  Operand* queries_;   // [plane][row][kRow]
+  Operand* blocks_;    // [slot][keys, values][plane][row][kRow]
+  T* raw_;             // fp32: [keys, values][row][kRawRow]
+  float* query_down_;  // fp32: [row]; those of keys and values follow
   bool aligned_;
   int lane_, warp_, row_;
   float o_[kTiles][kDim / 8][4];
   float m_[kRows], l_[kRows];  // m in log2 units; l of this lane's columns
 };
 
-template <class T, int kDim>
-__global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Launch launch, const bool aligned) {
+template <class T, int kDim, bool kWide>
+__global__ void __launch_bounds__(Layout<T, kDim, kWide>::kThreads)
+    forward(const __grid_constant__ Launch launch, const bool aligned) {
   extern __shared__ __align__(16) std::uint8_t raw[];
   __shared__ Tile tile;
   __shared__ bool done;
-  T* shared = reinterpret_cast<T*>(raw);
-  for (int i = static_cast<int>(threadIdx.x); i < Layout<T, kDim>::kElements; i += kThreads)
-    shared[i] = static_cast<T>(0.0f);  // columns beyond head_dim stay so
-  int at = 0;                          // stretch; thread 0's
+  for (int i = static_cast<int>(threadIdx.x); i < Layout<T, kDim, kWide>::kBytes / 4;
+       i += Layout<T, kDim, kWide>::kThreads)
+    reinterpret_cast<std::uint32_t*>(raw)[i] = 0;  // columns beyond head_dim stay so
+  int at = 0;                                      // stretch; thread 0's
   for (;;) {
     if (threadIdx.x == 0) {
       const auto index = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull));
@@ -345,7 +372,7 @@ __global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Laun
     }
     __syncthreads();
     if (done) return;
-    Attend<T, kDim>(launch, tile, shared, aligned).run();
+    Attend<T, kDim, kWide>(launch, tile, raw, aligned).run();
     __syncthreads();
   }
 }

@@ -2,107 +2,156 @@
 
 #include <cuda_runtime.h>
 
-#include <map>
+#include <array>
+#include <cstring>
 
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/peak.h"
 #include "plan/plan.h"
 
 namespace annulus::cuda {
 namespace {
 
-std::vector<MemoryComponent> tensors_of(const Problem& problem) {
-  const std::int64_t rows = problem.batch * problem.tokens;
-  const std::int64_t row_bytes = problem.head_dim * size_of(problem.dtype);
-  const std::int64_t of_q = rows * problem.heads * row_bytes;
-  const std::int64_t of_k = rows * problem.kv_heads * row_bytes;
-  return {{"q", of_q}, {"k", of_k}, {"v", of_k}, {"out", of_q}, {"lse", rows * problem.heads * 4}};
+// Whoever hands host memory to a GPU should read that, not that the device has died.
+void check_reachable(const char* name, const void* data, int device) {
+  if (data == nullptr) return;
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, data), std::string("ask where ") + name + " lies");
+  const std::string here = "cuda:" + std::to_string(device);
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
+    throw InvalidArgument(std::string(name) + " must lie in the memory of " + here + "; got memory of cuda:" +
+                          std::to_string(attributes.device) + ": copy it, or use that device");
+  if (attributes.type != cudaMemoryTypeUnregistered) return;
+  int reads_all = 0;
+  check(cudaDeviceGetAttribute(&reads_all, cudaDevAttrPageableMemoryAccess, device), "ask what the device can read");
+  if (reads_all == 0)
+    throw InvalidArgument(std::string(name) + " must lie in memory that " + here +
+                          " can reach; got memory of the host: copy it to the device, or use device cpu");
 }
 
-class Work : public DeviceForward {
+// A workspace for one call that brought none: from the stream's own pool, so that nobody waits.
+class OwnWorkspace {
  public:
-  Work(const Problem& problem, const std::string& kernel)
-      : problem_(problem), forward_(problem, make_plan(problem), {.kernel = kernel, .sweeps = {}}) {
-    const std::int64_t free = device_info().free_bytes;
-    const std::int64_t needed = total_bytes(memory());
-    if (needed > free)
-      throw OutOfMemory("a problem must fit into the GPU's memory; it needs " + std::to_string(needed) + " bytes and " +
-                        std::to_string(free) + " are free: give smaller sizes or use several devices");
-    for (const MemoryComponent& tensor : tensors_of(problem))
-      tensors_[tensor.name] = DeviceBuffer(static_cast<std::size_t>(tensor.bytes));
-    workspace_ = DeviceBuffer(static_cast<std::size_t>(total_bytes(forward_.workspace())));
+  OwnWorkspace(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
+    if (bytes > 0) check(cudaMallocAsync(&data_, bytes, stream), "allocate a workspace of " + std::to_string(bytes));
   }
-
-  void put(const std::string& name, const void* host) override {
-    const DeviceBuffer& tensor = tensors_.at(name);
-    if (tensor.bytes() > 0)
-      check(cudaMemcpy(tensor.data(), host, tensor.bytes(), cudaMemcpyHostToDevice), "copy " + name + " to the device");
+  ~OwnWorkspace() {
+    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
   }
+  OwnWorkspace(const OwnWorkspace&) = delete;
+  OwnWorkspace& operator=(const OwnWorkspace&) = delete;
 
-  double run() override {
-    const std::array<std::int64_t, 4> q_shape{problem_.batch, problem_.tokens, problem_.heads, problem_.head_dim};
-    const std::array<std::int64_t, 4> k_shape{problem_.batch, problem_.tokens, problem_.kv_heads, problem_.head_dim};
-    ForwardArgs args;
-    args.q = {data("q"), problem_.dtype, q_shape};
-    args.k = {data("k"), problem_.dtype, k_shape};
-    args.v = {data("v"), problem_.dtype, k_shape};
-    args.out = {data("out"), problem_.dtype, q_shape};
-    args.lse = {static_cast<float*>(data("lse")), tensors_.at("lse").bytes() / sizeof(float)};
-    args.workspace = {workspace_.data(), workspace_.bytes()};
-    begin_.record(stream_.get());
-    forward_.run(args, stream_.get());
-    end_.record(stream_.get());
-    return end_.ms_since(begin_) * 1e-3;
-  }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
 
-  void get(const std::string& name, void* host) override {
-    const DeviceBuffer& tensor = tensors_.at(name);
-    if (tensor.bytes() > 0)
-      check(cudaMemcpy(host, tensor.data(), tensor.bytes(), cudaMemcpyDeviceToHost),
-            "copy " + name + " from the device");
-  }
+ private:
+  void* data_ = nullptr;
+  cudaStream_t stream_;
+};
 
-  std::string kernel() const override { return forward_.kernel(); }
+class GpuPasses : public Passes {
+ public:
+  GpuPasses(const Problem& problem, const Plan& plan, const PassOptions& options)
+      : device_(options.device), forward_(problem, plan, {.kernel = options.kernel, .sweeps = {}}) {}
+
+  std::string instruction_set() const override { return forward_.kernel(); }
+  int threads() const override { return 0; }
   std::string explain() const override { return forward_.explain(); }
-  std::vector<MemoryComponent> memory() const override {
-    std::vector<MemoryComponent> all = tensors_of(problem_);
-    for (const MemoryComponent& part : forward_.workspace()) all.push_back(part);
-    return all;
+
+  std::vector<MemoryComponent> workspace(Pass pass) const override {
+    if (pass == Pass::backward) refuse_backward();
+    return forward_.workspace();
+  }
+
+  void forward(const ForwardArgs& args) const override {
+    const DeviceScope scope(device_);
+    check_reachable("q", args.q.data, device_);
+    check_reachable("k", args.k.data, device_);
+    check_reachable("v", args.v.data, device_);
+    check_reachable("out", args.out.data, device_);
+    check_reachable("lse", args.lse.data(), device_);
+    check_reachable("the workspace", args.workspace.data(), device_);
+    with_workspace(args, Pass::forward,
+                   [&](const ForwardArgs& ready, cudaStream_t stream) { forward_.run(ready, stream); });
+  }
+
+  void backward(const BackwardArgs&) const override { refuse_backward(); }
+
+ private:
+  [[noreturn]] static void refuse_backward() {
+    throw Unsupported("device cuda computes forward; got backward: use device cpu for it");
+  }
+
+  template <class Args, class Run>
+  void with_workspace(Args args, Pass pass, Run run) const {
+    const auto stream = static_cast<cudaStream_t>(args.stream);
+    if (!args.workspace.empty()) return run(args, stream);
+    const auto bytes = static_cast<std::size_t>(total_bytes(workspace(pass)));
+    const OwnWorkspace own(bytes, stream);
+    args.workspace = {own.data(), bytes};
+    run(args, stream);
+  }
+
+  int device_;
+  Forward forward_;
+};
+
+class Memory : public DeviceMemory {
+ public:
+  Memory(int device, std::size_t bytes) : device_(device), buffer_(bytes) {}
+
+  void* data() const override { return buffer_.data(); }
+  void put(const void* host) override {
+    const DeviceScope scope(device_);
+    copy_to_device(buffer_.data(), host, buffer_.bytes(), "copy to the device");
+  }
+  void get(void* host) const override {
+    const DeviceScope scope(device_);
+    if (buffer_.bytes() > 0)
+      check(cudaMemcpy(host, buffer_.data(), buffer_.bytes(), cudaMemcpyDeviceToHost), "copy from the device");
   }
 
  private:
-  void* data(const std::string& name) const { return tensors_.at(name).data(); }
-
-  Problem problem_;
-  Forward forward_;
-  std::map<std::string, DeviceBuffer> tensors_;
-  DeviceBuffer workspace_;
-  Stream stream_;
-  Event begin_, end_;
+  int device_;
+  DeviceBuffer buffer_;
 };
 
 class CudaBackend : public Backend {
  public:
-  DeviceInfo device() const override { return device_info(); }
-  std::unique_ptr<DeviceForward> forward(const Problem& problem, const std::string& kernel) const override {
-    return std::make_unique<Work>(problem, kernel);
-  }
-
-  // What the tensor cores of one multiprocessor do in a clock, dense, times the highest clock.
-  NominalPeak peak(const Problem& problem) const override {
-    const DeviceInfo info = device_info();
-    int kilohertz = 0;
+  int current_device() const override {
     int device = 0;
-    check(cudaGetDevice(&device), "find the device");
-    check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device), "ask for the clock rate");
-    const double half_flop = info.compute_capability >= 90 ? 4096 : info.compute_capability == 80 ? 2048 : 1024;
-    const bool fp32 = problem.dtype == DType::fp32;  // three TF32 products at half the rate
-    const double flop_per_clock = fp32 ? half_flop / 6 : half_flop;
-    return {flop_per_clock * info.multiprocessors * kilohertz * 1e3,
-            std::string(fp32 ? "3 x TF32" : std::string(name(problem.dtype))) + " tensor cores at the highest clock"};
+    check(cudaGetDevice(&device), "find a CUDA device");
+    return device;
+  }
+  DeviceInfo info(int device) const override {
+    const DeviceScope scope(device);
+    return device_info();
+  }
+  std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan, const PassOptions& options) const override {
+    const DeviceScope scope(options.device);
+    return std::make_unique<GpuPasses>(problem, plan, options);
+  }
+  std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
+    const DeviceScope scope(device);
+    return std::make_unique<Memory>(device, bytes);
+  }
+  double time(int device, const std::function<void(void* stream)>& queue) const override {
+    const DeviceScope scope(device);
+    const Stream stream;
+    Event begin, end;
+    begin.record(stream.get());
+    queue(stream.get());
+    end.record(stream.get());
+    return end.ms_since(begin) * 1e-3;
+  }
+  Peak measure_peak(int device, DType dtype) const override {
+    const DeviceScope scope(device);
+    return cuda::measure_peak(device_info(), dtype);
   }
 };
 
 }  // namespace
 }  // namespace annulus::cuda
 
-extern "C" annulus::cuda::Backend* annulus_cuda_backend() { return new annulus::cuda::CudaBackend(); }
+extern "C" annulus::cuda::Backend* annulus_cuda_backend(const char* version) {
+  return std::strcmp(version, ANNULUS_VERSION) == 0 ? new annulus::cuda::CudaBackend() : nullptr;
+}

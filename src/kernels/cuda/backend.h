@@ -1,48 +1,54 @@
-// The backend as a program sees it that loads the library only when a GPU is asked for: tensors of one problem on the
-// device, filled from and read back to host memory.
+// The CUDA backend as libannulus sees it: an interface without CUDA in it. It lives in a library of its own,
+// libannulus_cuda.so, which load.h finds when a GPU is asked for and not before.
 //
-//   const std::unique_ptr<cuda::Backend> backend(load());   // annulus_cuda_backend in libannulus_cuda.so
-//   auto work = backend->forward(problem, "auto");
-//   work->put("q", q);  ...  work->run();  work->get("out", out);
+//   const cuda::Backend& backend = cuda::load_backend();
+//   std::unique_ptr<Passes> passes = backend.passes(problem, plan, {.device = 0});
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "annulus/memory.h"
-#include "annulus/problem.h"
 #include "kernels/cuda/forward.h"
+#include "kernels/passes.h"
+#include "kernels/peak.h"
 
 namespace annulus::cuda {
 
-class DeviceForward {
- public:
-  virtual ~DeviceForward() = default;
-  virtual void put(const std::string& name, const void* host) = 0;  // q, k, v: dense
-  virtual double run() = 0;                                         // seconds, by the device's own clock
-  virtual void get(const std::string& name, void* host) = 0;        // out, lse: dense
-  virtual std::string kernel() const = 0;
-  virtual std::string explain() const = 0;
-  virtual std::vector<MemoryComponent> memory() const = 0;  // tensors included
+struct PassOptions {
+  int device = 0;
+  std::string kernel = "auto";  // or one of kKernels
 };
 
-// The most FLOP/s that the device can do on such a problem, and how that is known.
-struct NominalPeak {
-  double flop_per_s = 0;
-  std::string what;
+// Memory of a device, for programs that have no CUDA of their own: the tool. Copies wait until they are done.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual void* data() const = 0;
+  virtual void put(const void* host) = 0;
+  virtual void get(void* host) const = 0;
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual DeviceInfo device() const = 0;
-  // Throws OutOfMemory before anything is allocated where the problem does not fit.
-  virtual std::unique_ptr<DeviceForward> forward(const Problem& problem, const std::string& kernel) const = 0;
-  virtual NominalPeak peak(const Problem& problem) const = 0;
+
+  virtual int current_device() const = 0;  // of the calling thread
+  virtual DeviceInfo info(int device) const = 0;
+  // Takes a resolved problem and its plan; neither is kept.
+  virtual std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan,
+                                         const PassOptions& options) const = 0;
+
+  virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
+  // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.
+  virtual double time(int device, const std::function<void(void* stream)>& queue) const = 0;
+  // What the tensor cores do in a loop that does nothing else, on numbers of this type.
+  virtual Peak measure_peak(int device, DType dtype) const = 0;
 };
 
-using MakeBackend = Backend* (*)();
+// What the library exports: a backend, or null where it is not of this version.
+using MakeBackend = Backend* (*)(const char* version);
 inline constexpr const char* kMakeBackend = "annulus_cuda_backend";
 
 }  // namespace annulus::cuda

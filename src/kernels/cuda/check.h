@@ -18,7 +18,7 @@ inline void check(cudaError_t status, const std::string& what) {
     throw OutOfMemory("the GPU's memory must hold the problem; could not " + what + ", got " + got +
                       ": give smaller sizes or free memory on the device");
   throw DeviceError("the GPU must do what it is asked; could not " + what + ", got " + got +
-                    ": look at nvidia-smi and at the driver's version, or use --device cpu instead of --device cuda");
+                    ": look at nvidia-smi and at the driver's version, or use device cpu instead of cuda");
 }
 
 }  // namespace annulus::cuda

@@ -103,7 +103,7 @@ struct Forward::Impl {
     if (wanted("sm90") && sm90::takes(problem, device))
       add("sm90", sm90::prepare(problem), sm90::tile_shape(problem), sm90::arrivals(problem), plan, options);
     if (wanted("mma") && mma::takes(problem, device))
-      add("mma", mma::prepare(problem), mma::tile_shape(problem), 1, plan, options);
+      add("mma", mma::prepare(problem, device), mma::tile_shape(problem, device), 1, plan, options);
     if (options.kernel != "auto" && options.kernel != "rows" && tiled.empty())
       throw Unsupported("the kernel `" + options.kernel + "` must fit the problem and the device; got head size " +
                         std::to_string(problem.head_dim) + ", " + std::string(name(problem.dtype)) + ", sm_" +

@@ -42,7 +42,7 @@ inline constexpr KernelChoice kKernels[] = {
     {"sm90", "sm_90; bf16, fp16; head sizes 64, 128; scale > 0; addresses and strides in multiples of 16 bytes",
      "copy engine and wgmma: the rate of the best dense kernels"},
     {"mma", "sm_80 and newer; every type; head sizes up to 256; any strides",
-     "tensor cores by mma.sync; fp32 as three TF32 products"},
+     "tensor cores by mma.sync; fp32 as three fp16 products"},
     {"rows", "everything", "row by row: corners that no other takes, and rows whose result is not finite"},
 };
 

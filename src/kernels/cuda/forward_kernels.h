@@ -37,8 +37,8 @@ void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream)
 // Tensor cores of sm_80 and newer, by mma.sync. Every type, head sizes up to 256, any strides.
 namespace mma {
 bool takes(const Problem& problem, const DeviceInfo& device);
-TileShape tile_shape(const Problem& problem);
-int prepare(const Problem& problem);
+TileShape tile_shape(const Problem& problem, const DeviceInfo& device);
+int prepare(const Problem& problem, const DeviceInfo& device);
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream);
 }  // namespace mma
 

@@ -142,7 +142,7 @@ bool can_address(const Launch& launch, const LaunchShape& shape) {
 }
 
 int prepare(const Problem& problem) {
-  with_kernel(problem.dtype, problem.head_dim, problem.causal, []<int kConfig, class T>() {
+  with_kernel(problem.dtype, problem.head_dim, problem.causal, [&]<int kConfig, class T>() {
     check(cudaFuncSetAttribute(forward<kConfig, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kSm90Configs[kConfig].shared_bytes()),
           "raise the shared memory of the kernel `sm90`");

@@ -1,4 +1,4 @@
-// What CUDA hands out, owned: memory, streams, events.
+// What CUDA hands out, owned: the current device, memory, streams, events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +11,25 @@
 #include "kernels/cuda/check.h"
 
 namespace annulus::cuda {
+
+// A device is the calling thread's current one for as long as this lives.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check(cudaGetDevice(&before_), "find a CUDA device");
+    changed_ = before_ != device;
+    if (changed_) check(cudaSetDevice(device), "use cuda:" + std::to_string(device));
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
 
 class DeviceBuffer {
  public:
@@ -37,12 +56,19 @@ class DeviceBuffer {
   std::size_t bytes_ = 0;
 };
 
+// Returns when the bytes are there. cudaMemcpy alone returns when it has read them, and a stream that does not wait for
+// the default stream would run ahead of the rest.
+inline void copy_to_device(void* to, const void* from, std::size_t bytes, const std::string& what) {
+  if (bytes == 0) return;
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), what);
+  check(cudaStreamSynchronize(cudaStreamLegacy), what);
+}
+
 // A host list on the device. Waits for the copy: for planning, not for calls.
 template <class T>
 DeviceBuffer to_device(const std::vector<T>& list) {
   DeviceBuffer buffer(list.size() * sizeof(T));
-  if (!list.empty())
-    check(cudaMemcpy(buffer.data(), list.data(), list.size() * sizeof(T), cudaMemcpyHostToDevice), "copy a table");
+  copy_to_device(buffer.data(), list.data(), buffer.bytes(), "copy a table");
   return buffer;
 }
 

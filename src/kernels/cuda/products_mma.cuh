@@ -1,8 +1,7 @@
 // Matrix products of one warp by mma.sync: kTiles times 16 query rows against a block of keys in shared memory.
 //
 // Accumulators are m16n8 fragments: a lane has columns 2 (lane % 4) and the next one of rows lane / 4 and lane / 4 + 8.
-// 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed:
-// the fourth is below fp32's own rounding.
+// 16-bit types multiply as they are; fp32 comes as two planes of fp16 (split.cuh).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,44 +10,63 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/split.cuh"
 
 namespace annulus::cuda::mma {
 
 // Rows in shared memory are kDim elements and a gap of 16 bytes, so that fragments come without bank conflicts.
-template <class T, int kDim>
-inline constexpr int kRowElements = kDim + 16 / static_cast<int>(sizeof(T));
+template <int kDim>
+inline constexpr int kRowElements = kDim + 8;
+
+template <class T>
+__device__ __forceinline__ void load_4(std::uint32_t (&r)[4], const T* at) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+template <class T>
+__device__ __forceinline__ void load_4_transposed(std::uint32_t (&r)[4], const T* at) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Where the fragments of one ldmatrix lie, from the first row and column on: 16 rows by 16 elements of queries; of
+// keys, 16 columns of scores; of values, 16 keys by 16 columns.
+template <int kRow>
+__device__ __forceinline__ int query_place(int lane) {
+  return lane % 16 * kRow + lane / 16 * 8;
+}
+template <int kRow>
+__device__ __forceinline__ int key_place(int lane) {
+  return (lane / 16 * 8 + lane % 8) * kRow + lane / 8 % 2 * 8;
+}
+template <int kRow>
+__device__ __forceinline__ int value_place(int lane) {
+  return (lane / 8 % 2 * 8 + lane % 8) * kRow + lane / 16 * 8;
+}
 
 template <class T, int kDim, int kKeys, int kTiles>
 struct Products {
-  static constexpr int kRow = kRowElements<T, kDim>;
-
-  __device__ static void load_4(std::uint32_t (&r)[4], const T* at) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-  __device__ static void load_4_transposed(std::uint32_t (&r)[4], const T* at) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-  __device__ static void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    if constexpr (std::is_same_v<T, __half>)
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
+  static constexpr int kRow = kRowElements<kDim>;
 
   // S += Q K^T. `queries` are the warp's own rows.
   __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const T* queries, const T* keys, int lane) {
@@ -56,15 +74,15 @@ struct Products {
     for (int k = 0; k < kDim; k += 16) {
       std::uint32_t a[kTiles][4];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) load_4(a[t], queries + (16 * t + lane % 16) * kRow + k + lane / 16 * 8);
+      for (int t = 0; t < kTiles; ++t) load_4(a[t], queries + 16 * t * kRow + k + query_place<kRow>(lane));
 #pragma unroll
       for (int n = 0; n < kKeys; n += 16) {
         std::uint32_t b[4];
-        load_4(b, keys + (n + lane / 16 * 8 + lane % 8) * kRow + k + lane / 8 % 2 * 8);
+        load_4(b, keys + n * kRow + k + key_place<kRow>(lane));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(s[t][n / 8], a[t], b[0], b[1]);
-          multiply_add(s[t][n / 8 + 1], a[t], b[2], b[3]);
+          multiply_add<T>(s[t][n / 8], a[t], b[0], b[1]);
+          multiply_add<T>(s[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -87,127 +105,118 @@ struct Products {
 #pragma unroll
       for (int n = 0; n < kDim; n += 16) {
         std::uint32_t b[4];
-        load_4_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * kRow + n + lane / 16 * 8);
+        load_4_transposed(b, values + k * kRow + n + value_place<kRow>(lane));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(o[t][n / 8], a[t], b[0], b[1]);
-          multiply_add(o[t][n / 8 + 1], a[t], b[2], b[3]);
+          multiply_add<T>(o[t][n / 8], a[t], b[0], b[1]);
+          multiply_add<T>(o[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
   }
 };
 
+// The same for fp32. Tensor cores cut their sums instead of rounding them, which adds up: they sum no more than 64
+// products, the rest is added in fp32.
 template <int kDim, int kKeys, int kTiles>
-struct Products<float, kDim, kKeys, kTiles> {
-  static constexpr int kRow = kRowElements<float, kDim>;
-  // Tensor cores cut their sums instead of rounding them, which adds up: they sum no more than so many products, the
-  // rest is added in fp32.
+struct SplitProducts {
+  static constexpr int kRow = kRowElements<kDim>;
   static constexpr int kChunk = kDim % 64 == 0 ? 64 : 32;
-  static_assert(kDim % kChunk == 0 && kKeys <= 64);
+  static_assert(kDim % kChunk == 0);
 
-  // x = high + low, but for 2^-23 of it. The tensor cores look at the upper 19 bits alone: both are rounded to those by
-  // integers, which is faster than the conversion. (Cut instead of rounded, low would bias every sum.)
-  struct Split {
-    std::uint32_t high, low;
-    Split() = default;
-    __device__ explicit Split(float x) {
-      high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-      low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
-    }
+  struct Fragment {  // of both planes
+    std::uint32_t high[4], low[4];
   };
 
-  __device__ static void multiply_add(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                      std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-  // One of the three products, small ones first: low * high, high * low, high * high.
-  template <int kTerm>
-  __device__ static void multiply_add(float (&d)[4], const Split (&a)[4], const Split (&b)[2]) {
-    constexpr bool kLowA = kTerm == 0, kLowB = kTerm == 1;
-    multiply_add(d, kLowA ? a[0].low : a[0].high, kLowA ? a[1].low : a[1].high, kLowA ? a[2].low : a[2].high,
-                 kLowA ? a[3].low : a[3].high, kLowB ? b[0].low : b[0].high, kLowB ? b[1].low : b[1].high);
-  }
-  // All of them for kColumns columns of accumulators: neighbours in the order of issue do not depend on each other.
+  // Small products first.
   template <int kColumns>
-  __device__ static void multiply_add(float (&d)[kTiles][kColumns][4], const Split (&a)[kTiles][4],
-                                      const Split (&b)[kColumns][2]) {
-    const auto add_term = [&]<int kTerm>() {
+  __device__ static void multiply_add(float (&d)[kTiles][kColumns][4], int column, const Fragment (&a)[kTiles],
+                                      const Fragment& b) {
+    const auto add = [&](int half) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
+        mma::multiply_add<__half>(d[t][column + half], a[t].low, b.high[2 * half], b.high[2 * half + 1]);
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) multiply_add<kTerm>(d[t][n], a[t], b[n]);
+      for (int t = 0; t < kTiles; ++t)
+        mma::multiply_add<__half>(d[t][column + half], a[t].high, b.low[2 * half], b.low[2 * half + 1]);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        mma::multiply_add<__half>(d[t][column + half], a[t].high, b.high[2 * half], b.high[2 * half + 1]);
     };
-    add_term.template operator()<0>();
-    add_term.template operator()<1>();
-    add_term.template operator()<2>();
+    add(0);
+    add(1);
   }
 
-  __device__ static void add(float (&sum)[4], const float (&part)[4]) {
+  // The second planes lie query_plane and kKeys * kRow elements behind the first ones.
+  __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const __half* queries, int query_plane,
+                                const __half* keys, int lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += part[i];
-  }
-
-  __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const float* queries, const float* keys, int lane) {
-    const float* query = queries + lane / 4 * kRow + lane % 4;
-    const float* key = keys + lane / 4 * kRow + lane % 4;
-#pragma unroll 1
     for (int begin = 0; begin < kDim; begin += kChunk) {
       float part[kTiles][kKeys / 8][4] = {};
 #pragma unroll
-      for (int k = begin; k < begin + kChunk; k += 8) {
-        Split a[kTiles][4], b[kKeys / 8][2];
+      for (int k = begin; k < begin + kChunk; k += 16) {
+        Fragment a[kTiles];
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
+        for (int t = 0; t < kTiles; ++t) {
+          const __half* at = queries + 16 * t * kRow + k + query_place<kRow>(lane);
+          load_4(a[t].high, at);
+          load_4(a[t].low, at + query_plane);
+        }
 #pragma unroll
-          for (int h = 0; h < 2; ++h) b[n][h] = Split(key[8 * n * kRow + k + 4 * h]);
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[t][i] = Split(query[(16 * t + i % 2 * 8) * kRow + k + i / 2 * 4]);
-        multiply_add(part, a, b);
+        for (int n = 0; n < kKeys; n += 16) {
+          const __half* at = keys + n * kRow + k + key_place<kRow>(lane);
+          Fragment b;
+          load_4(b.high, at);
+          load_4(b.low, at + kKeys * kRow);
+          multiply_add(part, n / 8, a, b);
+        }
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) add(s[t][n], part[t][n]);
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[t][n][i] += part[t][n][i];
     }
   }
 
-  // The summed index may run in any order: a lane's scores belong to keys 2 (lane % 4) and the next one, so its values
-  // come from those rows, and P goes from accumulators to operands where it is.
-  __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&p)[kTiles][kKeys / 8][4],
-                                    const float* values, int lane) {
-    const float* value = values + 2 * (lane % 4) * kRow + lane / 4;
-    constexpr int kColumns = 4, kPart = kKeys < 32 ? kKeys : 32;  // what registers hold, split
+  // O += W V, where row r of W stands for down[r] times itself: rows 2t and 2t + 1 are those of tile t.
+  __device__ static void add_values(float (&o)[kTiles][kDim / 8][4], const float (&w)[kTiles][kKeys / 8][4],
+                                    const float (&down)[2 * kTiles], const __half* values, int lane) {
+    constexpr int kPart = kKeys < 32 ? kKeys : 32, kColumns = 4;  // what registers hold
 #pragma unroll
-    for (int first = 0; first < kKeys / 8; first += kPart / 8) {
-      Split a[kPart / 8][kTiles][4];
+    for (int first = 0; first < kKeys; first += kPart) {
+      Fragment a[kPart / 16][kTiles];
 #pragma unroll
-      for (int k = 0; k < kPart / 8; ++k)
+      for (int k = 0; k < kPart / 16; ++k)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) a[k][t][i] = Split(p[t][first + k][i % 2 * 2 + i / 2]);
+          for (int i = 0; i < 4; ++i) {
+            const float(&pair)[4] = w[t][first / 8 + 2 * k + i / 2];
+            const SplitPair split(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            a[k][t].high[i] = split.high;
+            a[k][t].low[i] = split.low;
+          }
 #pragma unroll
       for (int n = 0; n < kDim / 8; n += kColumns) {
         float part[kTiles][kColumns][4] = {};
 #pragma unroll
-        for (int k = 0; k < kPart / 8; ++k) {
-          Split b[kColumns][2];
+        for (int k = 0; k < kPart / 16; ++k)
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) b[c][h] = Split(value[(8 * (first + k) + h) * kRow + 8 * (n + c)]);
-          multiply_add(part, a[k], b);
-        }
+          for (int c = 0; c < kColumns; c += 2) {
+            const __half* at = values + (first + 16 * k) * kRow + 8 * (n + c) + value_place<kRow>(lane);
+            Fragment b;
+            load_4_transposed(b.high, at);
+            load_4_transposed(b.low, at + kKeys * kRow);
+            multiply_add(part, c, a[k], b);
+          }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) add(o[t][n + c], part[t][c]);
+          for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[t][n + c][i] = fmaf(part[t][c][i], down[2 * t + i / 2], o[t][n + c][i]);
       }
     }
   }

@@ -1,6 +1,9 @@
 // Backward where tiles and stretches end, in both of its forms: fused for fp32, split for 16-bit types.
 #include "kernels/cpu/backward.h"
 
+#include <atomic>
+#include <stdexcept>
+
 #include <gtest/gtest.h>
 
 #include "reference/draw_inputs.h"
@@ -55,6 +58,30 @@ TEST(Backward, StretchesTakeTurns) {
     problem.causal = causal;
     problem.pattern = make_pattern(Preset::longnet, {700}, {1}, 1);
     EXPECT_EQ(faults(resolve(problem), {.options = {.threads = 4, .instruction_set = ""}}), "");
+  }
+}
+
+// A rank that is told to stop hears of it in some thread's poll. Stretches that wait for that thread's turn must end.
+TEST(Backward, AThreadThatThrowsLeavesNobodyWaiting) {
+  Problem problem;
+  problem.tokens = 700;
+  problem.head_dim = 512;
+  problem.pattern = make_pattern(Preset::longnet, {700}, {1}, 1);
+  problem = resolve(problem);
+  const Plan plan = make_plan(problem);
+  support::Call call(problem, reference::draw_inputs(problem, 5));
+  const Rows all{0, 1, problem.tokens};
+  const auto kernels = make_cpu_kernels(problem, plan, {.threads = 4}, {{all}, /*stepwise=*/true});
+  support::Workspace workspace(static_cast<std::size_t>(total_bytes(kernels->workspace(Pass::backward))));
+  BackwardArgs args = call.backward_args();
+  args.workspace = workspace.span();
+  const KeySource own{problem, {.owner = 0, .rows = all}, {args.k, args.v, args.dk, args.dv}};
+  for (const int last : {1, 2, 3, 5, 8, 13}) {
+    std::atomic<int> polls = 0;
+    kernels->poll = [&] {
+      if (++polls == last) throw std::runtime_error("told to stop");
+    };
+    EXPECT_THROW(kernels->backward(args, {.sources = {&own, 1}, .dq = args.dq}), std::runtime_error) << last;
   }
 }
 

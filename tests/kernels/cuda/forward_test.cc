@@ -162,6 +162,39 @@ TEST_F(CudaForward, LongSumsInEveryType) {
       EXPECT_EQ(faults(make_problem(2500, 1, head_dim, dtype, false, {{2500}, {1}}), 47), "");
 }
 
+std::vector<double> out_of(const Problem& problem, const Inputs& inputs) {
+  Call call(problem, inputs);
+  DeviceWay way;
+  way.kernel = "mma";
+  EXPECT_EQ(support::run_on_device(call, way), "");
+  return call.forward_result().out;
+}
+
+// fp32 is brought into the range of fp16 by powers of two: no magnitude matters, and no other one's.
+TEST_F(CudaForward, Fp32HasTheRangeOfFp32) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    const Problem problem = make_problem(300, 2, head_dim, DType::fp32, true, {{300}, {1}});
+    const Inputs inputs = draw_inputs(problem, 51, false);
+    const std::vector<double> plain = out_of(problem, inputs);
+    Inputs scaled = inputs;
+    for (double& x : scaled.q) x *= 0x1p60;
+    for (double& x : scaled.k) x *= 0x1p-60;
+    for (double& x : scaled.v) x *= 0x1p100;
+    std::vector<double> out = out_of(problem, scaled);
+    for (double& x : out) x *= 0x1p-100;
+    EXPECT_TRUE(out == plain) << "scaled, head size " << head_dim;
+    Inputs steep = inputs;  // keys that come later are none of a row's business
+    constexpr std::int64_t kLate = 150;
+    for (std::int64_t head = 0; head < 2; ++head)
+      for (const auto member : {&Inputs::k, &Inputs::v})
+        (steep.*member)[reference::element(problem, 2, 0, kLate, head) + 3] = 1e30;
+    out = out_of(problem, steep);
+    const std::size_t early = reference::element(problem, 2, 0, kLate, 0);
+    EXPECT_TRUE(std::equal(plain.begin(), plain.begin() + static_cast<std::ptrdiff_t>(early), out.begin()))
+        << "steep, head size " << head_dim;
+  }
+}
+
 TEST_F(CudaForward, AnyMemoryLayout) {
   for (const Layout layout : {Layout::dense, Layout::apart, Layout::heads_major})
     for (const bool aligned : {true, false})

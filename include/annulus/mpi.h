@@ -3,8 +3,8 @@
 //   MpiProcess process(&argc, &argv);               // outlives everything that uses MPI, and the error messages too
 //   auto transport = process.make_transport(options);
 //
-// MPI moves bytes only inside its calls, so a rank that computes must poll() every millisecond or so. This header needs
-// no MPI: only the library behind it does.
+// MPI moves bytes only inside its calls, so a rank that computes must poll() every millisecond or so (RankAttention
+// does). This header needs no MPI: only the library behind it does, annulus::mpi for CMake.
 #pragma once
 
 #include <memory>
