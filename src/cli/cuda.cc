@@ -22,6 +22,15 @@ constexpr std::int64_t kMaxRounds = 1'000'000;
 
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
+// Only dq can differ from run to run: where it is added up in no fixed order.
+bool adds_dq_up(const std::string& kernel, bool deterministic) { return kernel == "sm90" && !deterministic; }
+
+Json problem_on_cuda(const CommandOptions& options, const Problem& problem, const std::string& kernel) {
+  Json json = problem_json(options, problem, 1);
+  json["deterministic"] = !options.problem.backward || !adds_dq_up(kernel, options.problem.deterministic);
+  return json;
+}
+
 constexpr double flop_per_pair_and_element(Pass pass) { return pass == Pass::forward ? 4 : 10; }
 const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
@@ -243,7 +252,7 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
   }
   const Json sums = checksums(work, last, threads);
   double total = 0;
-  Json report = {{"problem", problem_json(options, problem, 1)},
+  Json report = {{"problem", problem_on_cuda(options, problem, gpu_work.kernel())},
                  {"environment", cuda_environment(gpu, gpu_work.kernel())},
                  {"memory", gpu_work.memory()},
                  {"traffic", no_traffic()},
@@ -298,7 +307,7 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
       checks.push_back({kernel + " against fp64", check.tensor, check.max_error, check.bound, check.passed});
     const Json again = compute();
     for (const std::string& tensor : result_names(Pass::backward)) {
-      if (tensor == "dq" && kernel == "sm90" && !how.deterministic) continue;  // is added up in no fixed order
+      if (tensor == "dq" && adds_dq_up(kernel, how.deterministic)) continue;
       const bool same = first[tensor] == again[tensor];
       checks.push_back({kernel + " run again", tensor, same ? 0.0 : 1.0, 0, same});
     }
@@ -354,7 +363,7 @@ int bench_on_cuda(const CommandOptions& options, const Launch& launch, const Cud
     }
     measure_peak();
   }
-  Json report = {{"problem", problem_json(options, problem, 1)},
+  Json report = {{"problem", problem_on_cuda(options, problem, gpu_work.kernel())},
                  {"environment", cuda_environment(gpu, gpu_work.kernel())},
                  {"peak_instruction", peak.instruction},
                  {"traffic", no_traffic()},
