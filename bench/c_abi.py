@@ -42,7 +42,7 @@ class Options(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         ("instruction_set", ctypes.c_char_p),
         ("threads", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32),
         ("device", ctypes.c_char_p),
     ]
 
@@ -71,6 +71,25 @@ class ForwardArgs(ctypes.Structure):
     ]
 
 
+class BackwardArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("out", Tensor),
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("lse", ctypes.c_void_p),
+        ("lse_count", ctypes.c_size_t),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
 def sized(struct, **fields):
     return struct(struct_size=ctypes.sizeof(struct), **fields)
 
@@ -81,10 +100,11 @@ def load_library(path):
     library.annulus_version.restype = ctypes.c_char_p
     library.annulus_destroy.restype = None
     library.annulus_destroy.argtypes = [ctypes.c_void_p]
-    for name in "create", "explain", "forward", "workspace_bytes":
+    for name in "create", "explain", "forward", "backward", "workspace_bytes":
         getattr(library, f"annulus_{name}").restype = ctypes.c_int
     library.annulus_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     library.annulus_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.annulus_backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.annulus_explain.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     library.annulus_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return library

@@ -37,7 +37,8 @@ class Forward:
     """One planned problem with its tensors, through the C ABI, on torch's current stream."""
 
     def __init__(self, library, torch, tokens, head_dim, segments, dilations, *, causal=False, phase="by_head",
-                 kv_heads=0, heads=HEADS, dtype="bf16", documents=(), kernel="auto", tensors=None):
+                 kv_heads=0, heads=HEADS, dtype="bf16", documents=(), kernel="auto", tensors=None,
+                 deterministic=False, detached=False):
         self.library, self.torch = library, torch
         kv_heads = kv_heads or heads
         branches = (c_abi.Branch * len(segments))(*(c_abi.Branch(w, r) for w, r in zip(segments, dilations)))
@@ -46,8 +47,9 @@ class Forward:
             c_abi.Problem, batch=1, tokens=tokens, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             branches=branches, branch_count=len(segments), dtype=DTYPES.index(dtype), phase=1 + PHASES.index(phase),
             documents=ctypes.addressof(bounds) if documents else None, document_bounds=len(documents),
-            causal=int(causal))
-        options = c_abi.sized(c_abi.Options, instruction_set=kernel.encode(), device=b"cuda")
+            causal=int(causal), gradient=2 if detached else 0)
+        options = c_abi.sized(c_abi.Options, instruction_set=kernel.encode(), deterministic=int(deterministic),
+                              device=b"cuda")
         self.handle = ctypes.c_void_p()
         self.check(library.annulus_create(ctypes.byref(problem), ctypes.byref(options), ctypes.byref(self.handle)))
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
@@ -67,6 +69,7 @@ class Forward:
         def view(x):
             return c_abi.Tensor(data=x.data_ptr(), dtype=DTYPES.index(dtype), shape=(ctypes.c_int64 * 4)(*x.shape))
 
+        self.view = view
         self.args = c_abi.sized(
             c_abi.ForwardArgs, q=view(self.q), k=view(self.k), v=view(self.v), out=view(self.out),
             lse=self.lse.data_ptr(), lse_count=self.lse.numel(),
@@ -286,8 +289,8 @@ def composed(torch, q, k, v, segments, dilations, causal):
     return sum(weights[i].unsqueeze(-1) * outs[i] for i in range(len(outs)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), text=__doc__):
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libannulus.so, with libannulus_cuda.so beside it")
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--busy-ms", type=float, default=120)
@@ -306,9 +309,9 @@ def main():
     properties = torch.cuda.get_device_properties(0)
     device = (f"{properties.name}, sm_{properties.major}{properties.minor}, "
               f"{properties.multi_processor_count} multiprocessors")
-    bench = Bench(torch, library, arguments)
+    bench = kind(torch, library, arguments)
     print(device, "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
-    for part in arguments.parts or ["dense", "patterns", "general", "length", "fp32"]:
+    for part in arguments.parts or parts:
         getattr(bench, part)()
         torch.cuda.empty_cache()
         if arguments.json:  # as far as it has come

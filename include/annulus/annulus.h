@@ -99,7 +99,7 @@ typedef struct annulus_options {
   size_t struct_size;           // sizeof(annulus_options)
   const char* instruction_set;  // may be null: the best this CPU has; on a GPU a kernel by name
   int32_t threads;              // 0: all cores this process may use
-  int32_t reserved;             // 0
+  int32_t deterministic;        // 1: on a GPU dq too has the same bits run after run, at some cost; 0 otherwise
   const char* device;           // may be null: "cpu". "cuda", "cuda:1": every pointer in a call is to that GPU's memory
 } annulus_options;
 

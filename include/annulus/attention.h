@@ -30,6 +30,7 @@ struct Options {
       {};  // "" or "auto": the best this CPU has; else one of instruction_sets(). GPU: a kernel
   std::string device =
       {};  // "" or "cpu"; "cuda" (the current one) or "cuda:1": every pointer in a call is to its memory
+  bool deterministic = false;  // GPU: dq too has the same bits run after run, at some cost. On CPUs always so
 };
 
 struct ForwardArgs {

@@ -47,11 +47,11 @@ def make_problem(spec: Spec, sizes: Sizes, dtype: torch.dtype) -> c.Problem:
     )
 
 
-def make_options(device: torch.device, threads: int) -> c.Options:
+def make_options(device: torch.device, threads: int, deterministic: bool = False) -> c.Options:
     if device.type == "cpu":
-        return c.Options(threads=threads)
+        return c.Options(threads=threads)  # always deterministic
     index = 0 if device.index is None else device.index
-    return c.Options(device=f"{device.type}:{index}".encode())
+    return c.Options(device=f"{device.type}:{index}".encode(), deterministic=deterministic)
 
 
 def make_sharding(ranks: int, layout: str, shard_lengths: tuple[int, ...]) -> c.Sharding:
@@ -160,15 +160,22 @@ def _stream(device: torch.device) -> int:
 
 
 @functools.lru_cache(maxsize=MOST_HANDLES)
-def _one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, threads: int) -> Handle:
+def _one_rank(
+    text: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, threads: int, deterministic: bool
+) -> Handle:
     pointer = ctypes.c_void_p()
-    problem = make_problem(Spec.read(spec), sizes, dtype)
-    c.check(c.library().annulus_create(problem, make_options(device, threads), ctypes.byref(pointer)))
+    spec = Spec.read(text)
+    options = make_options(device, threads, spec.deterministic or deterministic)
+    c.check(c.library().annulus_create(make_problem(spec, sizes, dtype), options, ctypes.byref(pointer)))
     return Handle(pointer.value or 0, dtype)
 
 
 def one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Handle:
-    return _one_rank(spec, sizes, dtype, device, torch.get_num_threads())
+    return _one_rank(spec, sizes, dtype, device, torch.get_num_threads(), _wants_determinism())
+
+
+def _wants_determinism() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device: torch.device, ranks: int) -> RankHandle:

@@ -72,7 +72,7 @@ class Options(Sized):
         ("struct_size", c_size_t),
         ("instruction_set", c_char_p),
         ("threads", c_int32),
-        ("reserved", c_int32),
+        ("deterministic", c_int32),
         ("device", c_char_p),
     ]
 

@@ -102,13 +102,14 @@ Problem to_problem(const annulus_problem& from) {
 Options to_options(const annulus_options* from) {
   if (from == nullptr) return {};
   const annulus_options& given = checked_struct(from, "options");
-  if (given.reserved != 0)
-    throw InvalidArgument("reserved of annulus_options must be 0; got " + std::to_string(given.reserved) +
-                          ": start from a struct of zeros");
+  if (given.deterministic != 0 && given.deterministic != 1)
+    throw InvalidArgument("deterministic of annulus_options must be 0 or 1; got " +
+                          std::to_string(given.deterministic) + ": start from a struct of zeros");
   Options options;
   options.threads = given.threads;
   if (given.instruction_set != nullptr) options.instruction_set = given.instruction_set;
   if (given.device != nullptr) options.device = given.device;
+  options.deterministic = given.deterministic != 0;
   return options;
 }
 

@@ -56,6 +56,7 @@ std::unique_ptr<Passes> make_passes(const Problem& problem, const Plan& plan, co
   cuda::PassOptions chosen;
   chosen.device = device.index ? *device.index : backend.current_device();
   if (!options.instruction_set.empty()) chosen.kernel = options.instruction_set;
+  chosen.deterministic = options.deterministic;
   return backend.passes(problem, plan, chosen);
 }
 

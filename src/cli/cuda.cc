@@ -22,28 +22,39 @@ constexpr std::int64_t kMaxRounds = 1'000'000;
 
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
-void refuse_backward(const CommandOptions& options, const Launch& launch) {
-  check_cuda_launch(launch);
-  if (options.problem.backward)
-    throw Unsupported("--device cuda computes forward; got --backward: leave it out, or use --device cpu");
+// Only dq can differ from run to run: where it is added up in no fixed order.
+bool adds_dq_up(const std::string& kernel, bool deterministic) { return kernel == "sm90" && !deterministic; }
+
+Json problem_on_cuda(const CommandOptions& options, const Problem& problem, const std::string& kernel) {
+  Json json = problem_json(options, problem, 1);
+  json["deterministic"] = !options.problem.backward || !adds_dq_up(kernel, options.problem.deterministic);
+  return json;
 }
 
-// A problem with its tensors on the device.
-class GpuForward {
+constexpr double flop_per_pair_and_element(Pass pass) { return pass == Pass::forward ? 4 : 10; }
+const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+
+// The passes that lead to `last`, in order.
+std::vector<Pass> passes_to(Pass last) {
+  return last == Pass::forward ? std::vector{Pass::forward} : std::vector{Pass::forward, Pass::backward};
+}
+
+// A problem with its tensors on the device, for the passes up to one.
+class GpuWork {
  public:
   // Throws OutOfMemory before anything is allocated where the problem does not fit.
-  GpuForward(const Gpu& gpu, const Problem& problem, const std::string& kernel)
-      : gpu_(gpu), attention_(problem, gpu.options(kernel)) {
+  GpuWork(const Gpu& gpu, const Problem& problem, const std::string& kernel, Pass last, bool deterministic)
+      : gpu_(gpu), attention_(problem, gpu.options(kernel, deterministic)), last_(last) {
     const std::int64_t free = gpu.info().free_bytes;
-    const std::int64_t needed = total_bytes(attention_.memory(Pass::forward));
+    const std::int64_t needed = total_bytes(parts());
     if (needed > free)
       throw OutOfMemory("a problem must fit into the GPU's memory; it needs " + std::to_string(needed) + " bytes and " +
                         std::to_string(free) + " are free: give smaller sizes or use several devices");
-    for (const char* name : {"q", "k", "v", "out", "lse"})
-      for (const MemoryComponent& part : attention_.memory(Pass::forward))
-        if (part.name == name)
-          tensors_[name] = gpu.backend().allocate(gpu.index(), static_cast<std::size_t>(part.bytes));
-    workspace_bytes_ = attention_.workspace_bytes(Pass::forward);
+    for (const MemoryComponent& part : attention_.memory(last))
+      if (is_tensor(part.name))
+        tensors_[part.name] = gpu.backend().allocate(gpu.index(), static_cast<std::size_t>(part.bytes));
+    for (const Pass pass : passes_to(last))
+      workspace_bytes_ = std::max(workspace_bytes_, attention_.workspace_bytes(pass));
     workspace_ = gpu.backend().allocate(gpu.index(), workspace_bytes_);
   }
 
@@ -51,55 +62,93 @@ class GpuForward {
   std::string kernel() const { return attention_.instruction_set(); }
 
   void put_inputs(const Workload& work) {
-    for (const std::string& name : input_names(Pass::forward)) tensors_.at(name)->put(work.data(name));
+    for (const std::string& name : input_names(last_)) tensors_.at(name)->put(work.data(name));
   }
   void bring_back(Workload& work) const {
-    for (const std::string& name : result_names(Pass::forward)) tensors_.at(name)->get(work.result(name));
+    for (const std::string& name : result_names(last_)) tensors_.at(name)->get(work.result(name));
   }
 
-  double run() {  // seconds, by the device's own clock
-    const Problem& problem = attention_.problem();
-    const auto view = [&](const char* name, std::int64_t heads) {
-      const std::array<std::int64_t, 4> shape{problem.batch, problem.tokens, heads, problem.head_dim};
-      return TensorView(tensors_.at(name)->data(), problem.dtype, shape);
-    };
-    ForwardArgs args;
-    args.q = view("q", problem.heads);
-    args.k = view("k", problem.kv_heads);
-    args.v = view("v", problem.kv_heads);
-    args.out = view("out", problem.heads);
-    args.lse = {static_cast<float*>(tensors_.at("lse")->data()),
-                static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens)};
-    args.workspace = {static_cast<std::byte*>(workspace_->data()), workspace_bytes_};
+  double run(Pass pass) {  // seconds, by the device's own clock
     return gpu_.backend().time(gpu_.index(), [&](void* stream) {
+      if (pass == Pass::forward) {
+        ForwardArgs args;
+        args.q = view("q");
+        args.k = view("k");
+        args.v = view("v");
+        args.out = view("out");
+        args.lse = lse();
+        args.workspace = workspace();
+        args.stream = stream;
+        return attention_.forward(args);
+      }
+      BackwardArgs args;
+      args.q = view("q");
+      args.k = view("k");
+      args.v = view("v");
+      args.out = view("out");
+      args.lse = lse();
+      args.dout = view("dout");
+      args.dq = view("dq");
+      args.dk = view("dk");
+      args.dv = view("dv");
+      args.workspace = workspace();
       args.stream = stream;
-      attention_.forward(args);
+      attention_.backward(args);
     });
   }
 
   Json memory() const {
     Json components = Json::object();
-    for (const MemoryComponent& part : attention_.memory(Pass::forward))
+    for (const MemoryComponent& part : parts())
       components[part.name] = components.value(part.name, std::int64_t{0}) + part.bytes;
-    const std::int64_t bytes = total_bytes(attention_.memory(Pass::forward));
+    const std::int64_t bytes = total_bytes(parts());
     return {{"peak_bytes", bytes}, {"plan_bytes", bytes}, {"components", components}};
   }
   std::string memory_line() const {
-    return "memory   " + format_bytes(total_bytes(attention_.memory(Pass::forward))) +
-           " in tensors and workspace on the device\n";
+    return "memory   " + format_bytes(total_bytes(parts())) + " in tensors and workspace on the device\n";
   }
 
  private:
+  static bool is_tensor(const std::string& name) {
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      for (const auto& names : {input_names(pass), result_names(pass)})
+        if (std::ranges::find(names, name) != names.end()) return true;
+    return false;
+  }
+  // Tensors of all passes, and the larger workspace.
+  std::vector<MemoryComponent> parts() const {
+    std::vector<MemoryComponent> all = attention_.memory(last_);
+    if (attention_.workspace_bytes(Pass::forward) <= attention_.workspace_bytes(last_)) return all;
+    std::erase_if(all, [](const MemoryComponent& part) { return !is_tensor(part.name); });
+    for (const MemoryComponent& part : attention_.memory(Pass::forward))
+      if (!is_tensor(part.name)) all.push_back(part);
+    return all;
+  }
+
+  TensorView view(const std::string& name) const {
+    const Problem& problem = attention_.problem();
+    const std::int64_t heads = is_key_side(name) ? problem.kv_heads : problem.heads;
+    const std::array<std::int64_t, 4> shape{problem.batch, problem.tokens, heads, problem.head_dim};
+    return TensorView(tensors_.at(name)->data(), problem.dtype, shape);
+  }
+  std::span<float> lse() const {
+    const Problem& problem = attention_.problem();
+    return {static_cast<float*>(tensors_.at("lse")->data()),
+            static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens)};
+  }
+  std::span<std::byte> workspace() const { return {static_cast<std::byte*>(workspace_->data()), workspace_bytes_}; }
+
   const Gpu& gpu_;
   Attention attention_;
+  Pass last_;
   std::map<std::string, std::unique_ptr<cuda::DeviceMemory>> tensors_;
   std::size_t workspace_bytes_ = 0;
   std::unique_ptr<cuda::DeviceMemory> workspace_;
 };
 
-Json checksums(const Workload& work, int threads) {
+Json checksums(const Workload& work, Pass last, int threads) {
   Json sums = Json::object();
-  for (const std::string& name : result_names(Pass::forward))
+  for (const std::string& name : result_names(last))
     sums[name] = checksum_text(checksum(work.data(name), size_of(work.dtype(name)), work.elements(name), threads));
   return sums;
 }
@@ -119,16 +168,19 @@ std::vector<double> as_doubles(const Workload& work, const std::string& name) {
 }
 
 // All kernels that take the problem, or the one that was asked for.
-std::vector<std::unique_ptr<GpuForward>> kernels_for(const Gpu& gpu, const Problem& problem,
-                                                     const std::string& wanted) {
-  std::vector<std::unique_ptr<GpuForward>> found;
+std::vector<std::unique_ptr<GpuWork>> kernels_for(const Gpu& gpu, const Problem& problem, const std::string& wanted,
+                                                  bool deterministic) {
+  std::vector<std::unique_ptr<GpuWork>> found;
+  const auto add = [&](const std::string& kernel) {
+    found.push_back(std::make_unique<GpuWork>(gpu, problem, kernel, Pass::backward, deterministic));
+  };
   if (wanted != "auto") {
-    found.push_back(std::make_unique<GpuForward>(gpu, problem, wanted));
+    add(wanted);
     return found;
   }
   for (const cuda::KernelChoice& kernel : cuda::kKernels) {
     try {
-      found.push_back(std::make_unique<GpuForward>(gpu, problem, kernel.name));
+      add(kernel.name);
     } catch (const Unsupported&) {  // another one takes it
     }
   }
@@ -142,8 +194,11 @@ Gpu::Gpu(const MachineOptions& options)
   (void)info();  // is it there?
 }
 
-Options Gpu::options(const std::string& kernel) const {
-  return {.threads = 0, .instruction_set = kernel, .device = "cuda:" + std::to_string(index_)};
+Options Gpu::options(const std::string& kernel, bool deterministic) const {
+  return {.threads = 0,
+          .instruction_set = kernel,
+          .device = "cuda:" + std::to_string(index_),
+          .deterministic = deterministic};
 }
 
 Json cuda_environment(const Gpu& gpu, const std::string& kernel) {
@@ -162,83 +217,99 @@ std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::
 }
 
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files) {
-  refuse_backward(options, launch);
+  check_cuda_launch(launch);
+  const Pass last = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(files, options.problem);
   const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options));
   const std::uint64_t seed = make_seed(options.problem);
   const Gpu gpu(options.machine);
-  GpuForward forward(gpu, problem, options.machine.kernel);
-  check_outputs(files, report_paths(options), Pass::forward);
+  GpuWork gpu_work(gpu, problem, options.machine.kernel, last, options.problem.deterministic);
+  check_outputs(files, report_paths(options), last);
   const int threads = usable_cores();
   Workload work(problem);
-  double seconds = 0;
+  std::map<Pass, double> seconds;
   std::vector<std::string> written;
   {
-    Progress progress(options.report.quiet, 3);
+    Progress progress(options.report.quiet, 2 + static_cast<std::int64_t>(passes_to(last).size()));
     progress.step(inputs.given() ? "map inputs" : "draw inputs");
     if (inputs.given())
-      inputs.lend(work, Pass::forward);
+      inputs.lend(work, last);
     else
-      work.draw(seed, threads, Pass::forward);
-    work.hold_results(Pass::forward);
-    forward.put_inputs(work);
-    progress.step("forward");
-    seconds = forward.run();
-    forward.bring_back(work);
+      work.draw(seed, threads, last);
+    for (const Pass pass : passes_to(last)) work.hold_results(pass);
+    gpu_work.put_inputs(work);
+    for (const Pass pass : passes_to(last)) {
+      progress.step(name_of(pass));
+      seconds[pass] = gpu_work.run(pass);
+    }
+    gpu_work.bring_back(work);
     progress.step("write results");
     const Holdings holdings = holdings_of(make_rank_setup(options, problem, 1), problem);
     run_ranks(launch, make_group_options(options.ranks, 64), [&](Rank& rank) {
-      written = write_outputs(files, rank, holdings, work, Pass::forward, inputs.without_batch());
+      written = write_outputs(files, rank, holdings, work, last, inputs.without_batch());
       return kRight;
     });
   }
-  const Json sums = checksums(work, threads);
+  const Json sums = checksums(work, last, threads);
+  double total = 0;
+  Json report = {{"problem", problem_on_cuda(options, problem, gpu_work.kernel())},
+                 {"environment", cuda_environment(gpu, gpu_work.kernel())},
+                 {"memory", gpu_work.memory()},
+                 {"traffic", no_traffic()},
+                 {"checksum", sums}};
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(gpu, problem, forward.kernel()) << forward.attention().explain();
-  out << "forward  " << duration_text(seconds) << "\n";
+  out << describe_on_cuda(gpu, problem, gpu_work.kernel()) << gpu_work.attention().explain();
+  for (const auto& [pass, time] : seconds) {
+    out << (pass == Pass::forward ? "forward  " : "backward ") << duration_text(time) << "\n";
+    report[std::string(name_of(pass)) + "_seconds"] = time;
+    total += time;
+  }
+  report["seconds"] = total;
   for (const auto& [tensor, sum] : sums.items())
-    out << (tensor == "out" ? "checksum " : "         ") << tensor << " " << sum.get<std::string>() << "\n";
-  out << forward.memory_line();
+    out << (tensor == sums.begin().key() ? "checksum " : "         ") << tensor << " " << sum.get<std::string>()
+        << "\n";
+  out << gpu_work.memory_line();
   for (const std::string& path : written) out << "wrote    " << path << "\n";
-  write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(gpu, forward.kernel())},
-                                {"seconds", seconds},
-                                {"forward_seconds", seconds},
-                                {"memory", forward.memory()},
-                                {"traffic", no_traffic()},
-                                {"checksum", sums}});
+  write_report(options.report, report);
   return kRight;
 }
 
-std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel,
-                                        std::uint64_t seed, const std::function<void(const std::string&)>& step) {
+std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const VerifyOnGpu& how,
+                                        const std::function<void(const std::string&)>& step) {
   std::vector<VerifyCheck> checks;
   Workload work(problem);
-  work.draw(seed, usable_cores(), Pass::forward);
-  const reference::Inputs inputs{
-      .q = as_doubles(work, "q"), .k = as_doubles(work, "k"), .v = as_doubles(work, "v"), .dout = {}};
+  work.draw(how.seed, usable_cores(), Pass::backward);
+  const reference::Inputs inputs{.q = as_doubles(work, "q"),
+                                 .k = as_doubles(work, "k"),
+                                 .v = as_doubles(work, "v"),
+                                 .dout = as_doubles(work, "dout")};
   step("fp64 reference");
   const reference::Result exact = reference::exact(problem, inputs);
   step("textbook in " + std::string(name(problem.dtype)));
   const reference::Result textbook = reference::textbook(problem, inputs);
-  work.hold_results(Pass::forward);
+  for (const Pass pass : passes_to(Pass::backward)) work.hold_results(pass);
   step("kernels");
-  for (const auto& forward : kernels_for(gpu, problem, kernel)) {
+  for (const auto& gpu_work : kernels_for(gpu, problem, how.kernel, how.deterministic)) {
+    const std::string kernel = gpu_work->kernel();
     const auto compute = [&] {
-      forward->run();
-      forward->bring_back(work);
-      return checksums(work, usable_cores());
+      for (const Pass pass : passes_to(Pass::backward)) gpu_work->run(pass);
+      gpu_work->bring_back(work);
+      return checksums(work, Pass::backward, usable_cores());
     };
-    forward->put_inputs(work);
+    gpu_work->put_inputs(work);
     const Json first = compute();
-    const reference::Result result{
-        .out = as_doubles(work, "out"), .lse = as_doubles(work, "lse"), .dq = {}, .dk = {}, .dv = {}};
+    const reference::Result result{.out = as_doubles(work, "out"),
+                                   .lse = as_doubles(work, "lse"),
+                                   .dq = as_doubles(work, "dq"),
+                                   .dk = as_doubles(work, "dk"),
+                                   .dv = as_doubles(work, "dv")};
     for (const reference::Check& check : reference::compare(problem, result, exact, textbook))
-      checks.push_back({forward->kernel() + " against fp64", check.tensor, check.max_error, check.bound, check.passed});
+      checks.push_back({kernel + " against fp64", check.tensor, check.max_error, check.bound, check.passed});
     const Json again = compute();
-    for (const std::string& tensor : result_names(Pass::forward)) {
+    for (const std::string& tensor : result_names(Pass::backward)) {
+      if (tensor == "dq" && adds_dq_up(kernel, how.deterministic)) continue;
       const bool same = first[tensor] == again[tensor];
-      checks.push_back({forward->kernel() + " run again", tensor, same ? 0.0 : 1.0, 0, same});
+      checks.push_back({kernel + " run again", tensor, same ? 0.0 : 1.0, 0, same});
     }
   }
   return checks;
@@ -251,16 +322,18 @@ void check_cuda_launch(const Launch& launch) {
 }
 
 int bench_on_cuda(const CommandOptions& options, const Launch& launch, const CudaTimes& times) {
-  refuse_backward(options, launch);
+  check_cuda_launch(launch);
+  const Pass last = options.problem.backward ? Pass::backward : Pass::forward;
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const std::uint64_t seed = make_seed(options.problem);
   const Gpu gpu(options.machine);
-  GpuForward forward(gpu, problem, options.machine.kernel);
+  GpuWork gpu_work(gpu, problem, options.machine.kernel, last, options.problem.deterministic);
   check_reports(report_paths(options));
-  Measurement measurement{"forward", 4 * static_cast<double>(problem.head_dim) * count_pairs(problem), {}};
+  std::vector<Measurement> measurements;
   Peak peak;
   {
-    Progress progress(options.report.quiet, 3 + times.warmup + times.repeats);
+    const auto passes = static_cast<std::int64_t>(passes_to(last).size());
+    Progress progress(options.report.quiet, 3 + passes * (times.warmup + times.repeats));
     const auto measure_peak = [&] {  // before and after: the better one
       progress.step("peak");
       const Peak found = gpu.backend().measure_peak(gpu.index(), problem.dtype);
@@ -268,49 +341,57 @@ int bench_on_cuda(const CommandOptions& options, const Launch& launch, const Cud
     };
     progress.step("draw inputs");
     Workload work(problem);
-    work.draw(seed, usable_cores(), Pass::forward);
-    forward.put_inputs(work);
+    work.draw(seed, usable_cores(), last);
+    gpu_work.put_inputs(work);
     measure_peak();
-    for (std::int64_t i = 0; i < times.warmup; ++i) {
-      progress.step("forward, warm-up " + std::to_string(i + 1));
-      forward.run();
-    }
-    double total = 0;
-    for (std::int64_t i = 0; i < kMaxRounds && (i < times.repeats || total < times.min_seconds); ++i) {
-      if (i < times.repeats) progress.step("forward, round " + std::to_string(i + 1));
-      measurement.seconds.push_back(forward.run());
-      total += measurement.seconds.back();
+    for (const Pass pass : passes_to(last)) {
+      const std::string what = name_of(pass);
+      Measurement measurement{
+          what, flop_per_pair_and_element(pass) * static_cast<double>(problem.head_dim) * count_pairs(problem), {}};
+      for (std::int64_t i = 0; i < times.warmup; ++i) {
+        progress.step(what + ", warm-up " + std::to_string(i + 1));
+        gpu_work.run(pass);
+      }
+      double total = 0;
+      for (std::int64_t i = 0; i < kMaxRounds && (i < times.repeats || total < times.min_seconds); ++i) {
+        if (i < times.repeats) progress.step(what + ", round " + std::to_string(i + 1));
+        measurement.seconds.push_back(gpu_work.run(pass));
+        total += measurement.seconds.back();
+      }
+      std::ranges::sort(measurement.seconds);
+      measurements.push_back(std::move(measurement));
     }
     measure_peak();
   }
-  std::ranges::sort(measurement.seconds);
-  check_plausible(measurement, peak);
-  const double rate = measurement.rate(measurement.median());
+  Json report = {{"problem", problem_on_cuda(options, problem, gpu_work.kernel())},
+                 {"environment", cuda_environment(gpu, gpu_work.kernel())},
+                 {"peak_instruction", peak.instruction},
+                 {"traffic", no_traffic()},
+                 {"memory", gpu_work.memory()},
+                 {"communication", {{"exposed_fraction", 0.0}}}};
+  std::vector<std::vector<std::string>> table = {{"", "median", "best", "worst", "rounds", "TFLOP/s", "of peak"}};
+  for (const Measurement& measurement : measurements) {
+    check_plausible(measurement, peak);
+    const double rate = measurement.rate(measurement.median());
+    table.push_back({measurement.pass, duration_text(measurement.median()), duration_text(measurement.best()),
+                     duration_text(measurement.worst()), std::to_string(measurement.seconds.size()),
+                     number_text(rate / 1e12, 4), number_text(100 * rate / peak.flop_per_s) + " %"});
+    report[measurement.pass] = {{"ms",
+                                 {{"median", measurement.median() * 1e3},
+                                  {"best", measurement.best() * 1e3},
+                                  {"worst", measurement.worst() * 1e3}}},
+                                {"rounds", measurement.seconds.size()},
+                                {"flop", measurement.flop},
+                                {"flop_per_s", rate},
+                                {"peak_flop_per_s", peak.flop_per_s},
+                                {"peak_fraction", rate / peak.flop_per_s}};
+  }
   std::ostream& out = text_output(options.report);
-  out << describe_on_cuda(gpu, problem, forward.kernel()) << forward.attention().explain();
-  out << table_text({{"", "median", "best", "worst", "rounds", "TFLOP/s", "of peak"},
-                     {"forward", duration_text(measurement.median()), duration_text(measurement.best()),
-                      duration_text(measurement.worst()), std::to_string(measurement.seconds.size()),
-                      number_text(rate / 1e12, 4), number_text(100 * rate / peak.flop_per_s) + " %"}});
+  out << describe_on_cuda(gpu, problem, gpu_work.kernel()) << gpu_work.attention().explain() << table_text(table);
   out << "peak     " << number_text(peak.flop_per_s / 1e12, 4) << " TFLOP/s, " << peak.instruction
       << ", measured in this run\n";
-  out << forward.memory_line();
-  write_report(options.report, {{"problem", problem_json(options, problem, 1)},
-                                {"environment", cuda_environment(gpu, forward.kernel())},
-                                {"forward",
-                                 {{"ms",
-                                   {{"median", measurement.median() * 1e3},
-                                    {"best", measurement.best() * 1e3},
-                                    {"worst", measurement.worst() * 1e3}}},
-                                  {"rounds", measurement.seconds.size()},
-                                  {"flop", measurement.flop},
-                                  {"flop_per_s", rate},
-                                  {"peak_flop_per_s", peak.flop_per_s},
-                                  {"peak_fraction", rate / peak.flop_per_s}}},
-                                {"peak_instruction", peak.instruction},
-                                {"traffic", no_traffic()},
-                                {"memory", forward.memory()},
-                                {"communication", {{"exposed_fraction", 0.0}}}});
+  out << gpu_work.memory_line();
+  write_report(options.report, report);
   return kRight;
 }
 

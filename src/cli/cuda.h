@@ -24,7 +24,7 @@ class Gpu {
   const cuda::Backend& backend() const { return backend_; }
   int index() const { return index_; }
   cuda::DeviceInfo info() const { return backend_.info(index_); }
-  Options options(const std::string& kernel) const;  // for Attention
+  Options options(const std::string& kernel, bool deterministic) const;  // for Attention
 
  private:
   const cuda::Backend& backend_;
@@ -43,11 +43,16 @@ int bench_on_cuda(const CommandOptions& options, const Launch& launch, const Cud
 // Throws Unsupported for what the GPU does not do yet: several ranks.
 void check_cuda_launch(const Launch& launch);
 
-// Forward of every kernel that takes the problem ("auto"), or of one, against the fp64 reference and run again. `step`
-// is called kCudaVerifySteps times.
+struct VerifyOnGpu {
+  std::string kernel = "auto";  // every kernel that takes the problem
+  bool deterministic = false;
+  std::uint64_t seed = 0;
+};
+
+// Forward and backward against the fp64 reference and run again. `step` is called kCudaVerifySteps times.
 inline constexpr std::int64_t kCudaVerifySteps = 3;
-std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel,
-                                        std::uint64_t seed, const std::function<void(const std::string&)>& step);
+std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, const VerifyOnGpu& how,
+                                        const std::function<void(const std::string&)>& step);
 
 // As environment_json and describe have them for the CPU.
 Json cuda_environment(const Gpu& gpu, const std::string& kernel);

@@ -134,6 +134,12 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
   return code_of_all(rank, passed);
 }
 
+VerifyOnGpu gpu_settings(const VerifyOptions& options) {
+  return {.kernel = options.machine.kernel,
+          .deterministic = options.problem.deterministic,
+          .seed = make_seed(options.problem)};
+}
+
 int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
   check_cuda_launch(launch);
   const Problem problem = make_problem(options.problem, typed_sizes(options));
@@ -142,8 +148,7 @@ int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
   std::vector<VerifyCheck> checks;
   {
     Progress progress(options.report.quiet, kCudaVerifySteps);
-    checks = verify_on_cuda(gpu, problem, options.machine.kernel, make_seed(options.problem),
-                            [&](const std::string& what) { progress.step(what); });
+    checks = verify_on_cuda(gpu, problem, gpu_settings(options), [&](const std::string& what) { progress.step(what); });
   }
   const bool passed = all_passed(checks);
   std::ostream& out = text_output(options.report);
@@ -267,7 +272,7 @@ int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vec
       const auto silent = [](const std::string&) {};
       std::vector<VerifyCheck> checks;
       if (gpu) {
-        checks = verify_on_cuda(*gpu, problem, options.machine.kernel, make_seed(options.problem), silent);
+        checks = verify_on_cuda(*gpu, problem, gpu_settings(options), silent);
       } else {
         const VerifySettings settings = settings_of(options, problem, launch.ranks);
         threads = threads_of(settings, rank);

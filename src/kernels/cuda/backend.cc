@@ -4,7 +4,10 @@
 
 #include <array>
 #include <cstring>
+#include <mutex>
+#include <optional>
 
+#include "kernels/cuda/backward.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/peak.h"
 #include "plan/plan.h"
@@ -51,15 +54,18 @@ class OwnWorkspace {
 class GpuPasses : public Passes {
  public:
   GpuPasses(const Problem& problem, const Plan& plan, const PassOptions& options)
-      : device_(options.device), forward_(problem, plan, {.kernel = options.kernel, .sweeps = {}}) {}
+      : device_(options.device),
+        problem_(problem),
+        plan_(plan),
+        options_(options),
+        forward_(problem, plan, {.kernel = options.kernel, .sweeps = {}}) {}
 
   std::string instruction_set() const override { return forward_.kernel(); }
   int threads() const override { return 0; }
   std::string explain() const override { return forward_.explain(); }
 
   std::vector<MemoryComponent> workspace(Pass pass) const override {
-    if (pass == Pass::backward) refuse_backward();
-    return forward_.workspace();
+    return pass == Pass::forward ? forward_.workspace() : planned_backward().workspace();
   }
 
   void forward(const ForwardArgs& args) const override {
@@ -74,11 +80,30 @@ class GpuPasses : public Passes {
                    [&](const ForwardArgs& ready, cudaStream_t stream) { forward_.run(ready, stream); });
   }
 
-  void backward(const BackwardArgs&) const override { refuse_backward(); }
+  void backward(const BackwardArgs& args) const override {
+    const DeviceScope scope(device_);
+    const std::pair<const char*, const void*> given[] = {
+        {"q", args.q.data},       {"k", args.k.data},
+        {"v", args.v.data},       {"out", args.out.data},
+        {"lse", args.lse.data()}, {"dout", args.dout.data},
+        {"dq", args.dq.data},     {"dk", args.dk.data},
+        {"dv", args.dv.data},     {"the workspace", args.workspace.data()}};
+    for (const auto& [name, data] : given) check_reachable(name, data, device_);
+    with_workspace(args, Pass::backward,
+                   [&](const BackwardArgs& ready, cudaStream_t stream) { planned_backward().run(ready, stream); });
+  }
 
  private:
-  [[noreturn]] static void refuse_backward() {
-    throw Unsupported("device cuda computes forward; got backward: use device cpu for it");
+  // Planned when it is first asked for: many only go forward.
+  const Backward& planned_backward() const {
+    const std::lock_guard lock(mutex_);
+    if (!backward_) {
+      const DeviceScope scope(device_);
+      backward_.emplace(
+          problem_, plan_,
+          BackwardOptions{.kernel = options_.kernel, .deterministic = options_.deterministic, .sweeps = {}});
+    }
+    return *backward_;
   }
 
   template <class Args, class Run>
@@ -92,7 +117,12 @@ class GpuPasses : public Passes {
   }
 
   int device_;
+  Problem problem_;
+  Plan plan_;
+  PassOptions options_;
   Forward forward_;
+  mutable std::mutex mutex_;
+  mutable std::optional<Backward> backward_;
 };
 
 class Memory : public DeviceMemory {

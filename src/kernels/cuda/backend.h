@@ -19,6 +19,7 @@ namespace annulus::cuda {
 struct PassOptions {
   int device = 0;
   std::string kernel = "auto";  // or one of kKernels
+  bool deterministic = false;   // dq too has the same bits run after run
 };
 
 // Memory of a device, for programs that have no CUDA of their own: the tool. Copies wait until they are done.
@@ -36,7 +37,7 @@ class Backend {
 
   virtual int current_device() const = 0;  // of the calling thread
   virtual DeviceInfo info(int device) const = 0;
-  // Takes a resolved problem and its plan; neither is kept.
+  // Takes a resolved problem and its plan.
   virtual std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan,
                                          const PassOptions& options) const = 0;
 

@@ -147,12 +147,38 @@ TEST_F(CudaAttention, RefusesWhatItCannotDo) {
   EXPECT_EQ(Yardstick(problem, inputs).faults(on_device.result()), "");
 }
 
-TEST_F(CudaAttention, BackwardIsRefusedWithItsRemedy) {
-  const Attention attention(small_problem(), {.device = "cuda"});
-  support::expect_refused_as<Unsupported>([&] { (void)attention.workspace_bytes(Pass::backward); },
-                                          {"device cuda computes forward", "got backward", "device cpu"});
-  support::expect_refused_as<Unsupported>([&] { attention.backward({}); },
-                                          {"device cuda computes forward", "got backward", "device cpu"});
+TEST_F(CudaAttention, GradientsInTheCallersMemory) {
+  const Problem problem = small_problem();
+  const Inputs inputs = draw_inputs(problem, 6);
+  const Yardstick yardstick(problem, inputs);
+  for (const bool deterministic : {false, true})
+    for (const bool brings_workspace : {false, true}) {
+      Call call(problem, inputs);
+      DeviceCall on_device(call, true);
+      DeviceTensor dout(call.dout, true), dq(call.dq, true), dk(call.dk, true), dv(call.dv, true);
+      const Attention attention(problem, {.device = "cuda", .deterministic = deterministic});
+      cuda::DeviceBuffer workspace(attention.workspace_bytes(Pass::backward));
+      const cuda::Stream stream;
+      const ForwardArgs forward = on_device.args(stream.get());
+      attention.forward(forward);
+      BackwardArgs args;
+      args.q = forward.q;
+      args.k = forward.k;
+      args.v = forward.v;
+      args.out = forward.out;
+      args.lse = forward.lse;
+      args.dout = dout.view();
+      args.dq = dq.view();
+      args.dk = dk.view();
+      args.dv = dv.view();
+      if (brings_workspace) args.workspace = {workspace.data(), workspace.bytes()};
+      args.stream = stream.get();
+      attention.backward(args);
+      stream.wait();
+      (void)on_device.result();
+      for (DeviceTensor* tensor : {&dq, &dk, &dv}) tensor->bring_back();
+      EXPECT_EQ(yardstick.faults(call.result()), "") << "deterministic " << deterministic;
+    }
 }
 
 }  // namespace

@@ -1,0 +1,421 @@
+// The producer warpgroup of the Hopper backward kernel (gradient_sm90.cuh) and what it shares with the consumers.
+#pragma once
+
+#include "kernels/cuda/gradient_tiles_sm90.h"
+#include "kernels/cuda/produce_sm90.cuh"
+
+namespace annulus::cuda::sm90 {
+
+struct GradientParams {
+  GradientLaunch launch;
+  StridedRows key[kMaxGradientBranches];  // [sweep]
+  StridedRows value[kMaxGradientBranches];
+  StridedRows query[kMaxGradientBranches];  // [branch of the tiling]
+  StridedRows grad[kMaxGradientBranches];
+  StridedRows dkey[kMaxGradientBranches];  // [sweep]
+  StridedRows dvalue[kMaxGradientBranches];
+};
+static_assert(sizeof(GradientParams) <= 32764);  // of a kernel's arguments
+
+// Named barriers. 0 is __syncthreads.
+constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
+constexpr int kGradientBoth = 3;    // both consumers
+
+template <Sm90GradientConfig C>
+struct GradientShared {
+  std::uint32_t key, value, query, grad, ds, numbers, barriers;
+  GradientBlock* blocks;  // [kBlocks], in turn
+  GradientNote* notes;    // [2], in turn; key_full and key_empty guard them
+  GradientItem* items;    // [2], in turn
+
+  __device__ explicit GradientShared(std::uint8_t* raw) {
+    const std::uint32_t start = ptx::shared_address(raw);
+    key = (start + 1023) & ~1023u;
+    value = key + C.key_bytes();
+    query = value + C.key_bytes();
+    grad = query + C.stages * C.query_bytes();
+    ds = grad + C.stages * C.query_bytes();
+    numbers = ds + C.kDsSlots * C.ds_bytes();
+    barriers = numbers + C.stages * C.number_bytes();
+    std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - start);
+    blocks = reinterpret_cast<GradientBlock*>(rest);
+    notes = reinterpret_cast<GradientNote*>(blocks + C.kBlocks);
+    items = reinterpret_cast<GradientItem*>(notes + 2);
+  }
+  __device__ std::uint32_t key_full() const { return barriers; }
+  __device__ std::uint32_t key_empty() const { return barriers + 8; }
+  __device__ std::uint32_t value_full() const { return barriers + 16; }
+  __device__ std::uint32_t value_empty() const { return barriers + 24; }
+  __device__ std::uint32_t ds_full(int slot) const { return barriers + 32 + 8 * slot; }
+  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.kDsSlots) + 8 * slot; }
+  __device__ std::uint32_t grad_full(int slot) const { return query_full(C.stages) + 8 * slot; }
+  __device__ std::uint32_t empty(int slot) const { return grad_full(C.stages) + 8 * slot; }
+  __device__ std::uint32_t item_full(int slot) const { return empty(C.stages) + 8 * slot; }
+  __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
+};
+
+// ---- Producer, warp 2, one thread: which keys and which head are next
+
+template <Sm90GradientConfig C>
+class ItemFinder {
+ public:
+  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh) : g_(g), sh_(sh), next_(blockIdx.x) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_empty(item.slot), item.parity ^ 1);
+      const bool more = find(sh_.items[item.slot]);
+      ptx::mbarrier_arrive(sh_.item_full(item.slot));
+      if (!more) return;
+      item.advance<2>();
+    }
+  }
+
+ private:
+  // The next head of the present tile, or the first one of the next tile that has something to do.
+  __device__ __forceinline__ bool find(GradientItem& item) {
+    const Launch& launch = g_.common;
+    Tile& tile = item.tile;
+    for (;;) {
+      item.starts = head_ == end_;
+      if (item.starts) {
+        if (next_ >= launch.tile_count) {
+          item.done = true;
+          return false;
+        }
+        index_ = next_;
+        next_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
+        at_ = find_stretch(launch.stretches, launch.stretch_count, index_, at_);
+      }
+      const Stretch& stretch = launch.stretches[at_];
+      locate(launch.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
+      item.kv_head = tile.head;
+      item.done = false;
+      if (item.starts) {
+        end_ = (item.kv_head + 1) * launch.sharers;
+        head_ = next_head(stretch, tile, item.kv_head * launch.sharers);
+      }
+      take_head(launch.tiling, stretch, g_.causal, min(head_, end_ - 1), tile);
+      head_ = next_head(stretch, tile, min(head_, end_ - 1) + 1);
+      item.ends = head_ == end_;
+      if (tile.total_blocks > 0 || (tile.is_last && (tile.rows > 0 || tile.step > 1))) return true;
+      if (tile.signal_set == kNoSet) continue;
+      // Whoever waits for this set trusts it for the sets before.
+      if (tile.wait_set != kNoSet)
+        ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+      ptx::arrive_global(launch.sets + tile.signal_set, 2);
+    }
+  }
+
+  // The first head from `head` on that has a query for these keys.
+  __device__ __forceinline__ int next_head(const Stretch& stretch, const Tile& tile, int head) const {
+    const Tiling& tiling = g_.common.tiling;
+    const Sweep& sweep = tiling.sweeps[tile.sweep];
+    const int at = tile.position - stretch.document_begin;
+    for (; head < end_ && tile.rows > 0; ++head)
+      for (int b = sweep.first_branch; b < sweep.first_branch + sweep.branch_count; ++b) {
+        const int taken = tiling.classes[static_cast<std::int64_t>(b) * tiling.heads + head];
+        const BranchShape& shape = tiling.branches[b];
+        if (taken == kEveryClass || (taken != kNoClass && taken == at % shape.segment % shape.dilation)) return head;
+      }
+    return end_;
+  }
+
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  std::int64_t next_, index_ = 0;
+  int at_ = 0;              // stretch
+  int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
+};
+
+// ---- Producer, warp 0, one thread: what the copy engine brings
+
+template <Sm90GradientConfig C>
+class Feeder {
+ public:
+  __device__ Feeder(const GradientParams& p, const GradientShared<C>& sh) : p_(p), sh_(sh) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      const GradientItem& here = sh_.items[item.slot];
+      if (here.done) {
+        ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+        sh_.notes[note_].done = true;
+        ptx::mbarrier_arrive(sh_.key_full());
+        return;
+      }
+      bool keys_due = here.starts;
+      for (int b = 0; b < here.tile.branch_count; ++b) {
+        feed_queries(here, here.tile.branches[b], keys_due);
+        keys_due = false;
+      }
+      if (keys_due) feed_keys(here);
+      ptx::mbarrier_arrive(sh_.item_empty(item.slot));
+      item.advance<2>();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool keys_due) {
+    const StridedRows& queries = p_.query[part.branch];
+    const int residue = part.key_begin % queries.stride;
+    int row = part.key_begin / queries.stride + first_block(part, C.causal, C.query_rows) * C.query_rows;
+    const int head = item.tile.head, batch = item.tile.batch;
+    for (int n = part.blocks; n > 0; --n, row += C.query_rows) {
+      const std::uint32_t query_full = sh_.query_full(slot_.slot), grad_full = sh_.grad_full(slot_.slot);
+      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+      ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
+      load_rows(sh_.query + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, queries, query_full, row,
+                residue, head, batch);
+      ptx::mbarrier_arrive_expect(grad_full, C.query_bytes());
+      load_rows(sh_.grad + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, p_.grad[part.branch],
+                grad_full, row, residue, head, batch);
+      slot_.template advance<C.stages>();
+      if (keys_due) feed_keys(item);  // the first queries need not wait until the last tile's keys are let go
+      keys_due = false;
+    }
+  }
+
+  __device__ __forceinline__ void feed_keys(const GradientItem& item) {
+    const Tile& tile = item.tile;
+    const Launch& launch = p_.launch.common;
+    ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+    if (tile.wait_set != kNoSet) ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
+    write_note(item);
+    const bool empty = tile.total_blocks == 0;
+    const StridedRows& keys = p_.key[tile.sweep];
+    const int row = tile.position / keys.stride, residue = tile.position % keys.stride;
+    if (empty) {
+      ptx::mbarrier_arrive(sh_.key_full());
+    } else {
+      ptx::mbarrier_arrive_expect(sh_.key_full(), C.key_bytes());
+      load_rows(sh_.key, C.kKeyRows * 128, C.head_dim, keys, sh_.key_full(), row, residue, item.kv_head, tile.batch);
+    }
+    ptx::mbarrier_wait(sh_.value_empty(), keys_.parity ^ 1);
+    if (empty) {
+      ptx::mbarrier_arrive(sh_.value_full());
+    } else {
+      ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
+      load_rows(sh_.value, C.kKeyRows * 128, C.head_dim, p_.value[tile.sweep], sh_.value_full(), row, residue,
+                item.kv_head, tile.batch);
+    }
+    keys_.template advance<1>();
+    note_ ^= 1;
+  }
+
+  __device__ __forceinline__ void write_note(const GradientItem& item) {
+    const Tile& tile = item.tile;
+    GradientNote& note = sh_.notes[note_];
+    note.state_row = tile.state_row;
+    note.sweep = tile.sweep;
+    note.rows = tile.rows;
+    note.stride = tile.stride;
+    note.step = tile.step;
+    note.batch = tile.batch;
+    note.kv_head = item.kv_head;
+    note.position = tile.position;
+    note.clear_begin = tile.clear_begin;
+    note.cell_end = tile.cell_end;
+    note.signal_set = tile.signal_set;
+    note.continues = tile.continues;
+    note.is_last = tile.is_last;
+    note.empty = tile.total_blocks == 0;
+    note.done = false;
+  }
+
+  const GradientParams& p_;
+  const GradientShared<C>& sh_;
+  Ring slot_, keys_;
+  int note_ = 0;
+};
+
+// ---- Producer, warp 3: LSE and Delta of a block's queries, and what else there is to say of the block
+
+__device__ __forceinline__ void store_shared(std::uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+template <Sm90GradientConfig C>
+class Clerk {
+ public:
+  __device__ Clerk(const GradientLaunch& g, const GradientShared<C>& sh, int lane) : g_(g), sh_(sh), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    Ring item;
+    for (;;) {
+      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      const GradientItem& here = sh_.items[item.slot];
+      if (here.done) return;
+      const int branches = here.tile.branch_count;
+      for (int b = 0; b < branches; ++b) fetch(here, here.tile.branches[b], here.ends && b + 1 == branches);
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.item_empty(item.slot));
+      item.advance<2>();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(const GradientItem& item, const TileBranch& part, bool is_last) {
+    constexpr int kNumbers = C.query_rows / 32;
+    const Tile& tile = item.tile;
+    const int dilation = g_.common.tiling.branches[part.branch].dilation;
+    int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
+    const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
+    const std::int64_t row = head * g_.common.tokens + part.key_begin + static_cast<std::int64_t>(dilation) * first;
+    const int step = dilation / g_.sums.stride;
+    int sum_row = g_.sums.row(part.key_begin + dilation * first);
+    const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
+    const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
+    for (int n = part.blocks; n > 0; --n) {
+      const int rows = part.keys - first;
+      float lse[kNumbers], delta[kNumbers];
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
+        const bool there = lane_ + 32 * i < rows;
+        lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) : INFINITY;
+        delta[i] = there ? __ldg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
+      }
+      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+      const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        store_shared(numbers + 128 * i, lse[i] * 1.442695040888963407f);
+        store_shared(numbers + C.query_rows * 4 + 128 * i, delta[i]);
+      }
+      if (lane_ == 0) {
+        GradientBlock& block = sh_.blocks[block_];
+        block.sums = head * g_.sums.rows * C.head_dim;
+        block.first = sum_row;
+        block.step = step;
+        block.rows = min(rows, C.query_rows);
+        block.low = part.first - first;
+        block.low_step = part.step;
+        block.last = is_last && n == 1 ? 1 : 0;
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.query_full(slot_.slot));
+      slot_.template advance<C.stages>();
+      block_ = (block_ + 1) % C.kBlocks;
+      first += C.query_rows;
+      sum_row += step * C.query_rows;
+      lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
+      delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
+    }
+  }
+
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  int lane_;
+  Ring slot_;
+  int block_ = 0;
+};
+
+// ---- Producer, warp 1: rows of dK and dV to memory
+
+// As load_rows, the other way.
+__device__ __forceinline__ void store_rows(std::uint32_t from, int bytes_apart, int head_dim, const StridedRows& rows,
+                                           int row, int residue, int head, int batch) {
+  const bool longer = residue < rows.longer_count;
+  const CUtensorMap* map = longer ? &rows.longer : &rows.shorter;
+  const int plane = longer ? residue : residue - rows.longer_count;
+  for (int part = 0; part < head_dim / 64; ++part)
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(from + part * bytes_apart), "r"(part * 64), "r"(row), "r"(plane), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+template <Sm90GradientConfig C, class T>
+class Storer {
+  static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
+  static constexpr int kRowsAtOnce = 32 / kChunks;
+
+ public:
+  __device__ Storer(const GradientParams& p, const GradientShared<C>& sh, int lane)
+      : p_(p), g_(p.launch), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
+
+  __device__ __forceinline__ void run() {
+    std::uint32_t parity = 0;
+    for (int slot = 0;; slot ^= 1, parity ^= 1) {
+      ptx::mbarrier_wait(sh_.key_full(), parity);
+      const GradientNote& note = sh_.notes[slot];
+      if (note.done) break;
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty());  // the note itself stays for a tile longer
+      if (note.is_last && note.step > 1) clear(note);
+      for (int group = 0; group < 2; ++group) {
+        ptx::named_sync(kGradientStored + group, 160);
+        if (!note.is_last) continue;
+        if (note.rows == C.kKeyRows)
+          store_all(note, group);
+        else
+          store_some(note, group);
+      }
+      __syncwarp();
+      if (lane_ == 0) {
+        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+        ptx::mbarrier_arrive(sh_.value_empty());
+      }
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+
+ private:
+  __device__ std::uint32_t value_slab(int group) const { return sh_.value + group * 8192; }
+  __device__ std::uint32_t key_slab(int group) const { return sh_.ds + group * 16384; }
+
+  __device__ __forceinline__ void store_all(const GradientNote& note, int group) const {
+    if (lane_ != 0) return;
+    const StridedRows& rows = p_.dkey[note.sweep];
+    const int row = note.position / rows.stride + group * 64, residue = note.position % rows.stride;
+    store_rows(value_slab(group), C.kKeyRows * 128, C.head_dim, p_.dvalue[note.sweep], row, residue, note.kv_head,
+               note.batch);
+    store_rows(key_slab(group), 8192, C.head_dim, rows, row, residue, note.kv_head, note.batch);
+  }
+
+  // The copy engine would store rows behind the tile's end too.
+  __device__ __forceinline__ void store_some(const GradientNote& note, int group) const {
+    store_lanes(note, group, g_.dv, g_.dv_stride, value_slab(group), C.kKeyRows * 128);
+    store_lanes(note, group, g_.dk, g_.dk_stride, key_slab(group), 8192);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
+  }
+
+  __device__ __forceinline__ T* head_of(const GradientNote& note, void* data, const Strides& stride) const {
+    return static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + chunk_ * 8;
+  }
+
+  __device__ __forceinline__ void store_lanes(const GradientNote& note, int group, void* data, const Strides& stride,
+                                              std::uint32_t slab, int half_bytes) const {
+    slab += chunk_ / 8 * half_bytes;
+    const int rows = min(note.rows - group * 64, 64);
+    const std::int64_t hop = static_cast<std::int64_t>(note.stride) * kRowsAtOnce * stride.token;
+    T* to = head_of(note, data, stride) +
+            (note.position + static_cast<std::int64_t>(note.stride) * (group * 64 + lane_ / kChunks)) * stride.token;
+    for (int row = lane_ / kChunks; row < rows; row += kRowsAtOnce, to += hop)
+      __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk_ % 8) ^ (row & 7)) * 16));
+  }
+
+  // Rows that no branch covers: [clear_begin, clear_begin + step) + i * stride but for the tile's own.
+  __device__ __forceinline__ void clear(const GradientNote& note) const {
+    for (int e = 0; e < note.step; ++e) {
+      const int first = note.clear_begin + e;
+      if (e == note.position - note.clear_begin || first >= note.cell_end) continue;
+      const int count = min(C.kKeyRows, divide_up(note.cell_end - first, note.stride));
+      for (int row = lane_ / kChunks; row < count; row += kRowsAtOnce) {
+        const std::int64_t position = first + static_cast<std::int64_t>(note.stride) * row;
+        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dk, g_.dk_stride) + position * g_.dk_stride.token),
+               uint4{0, 0, 0, 0});
+        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dv, g_.dv_stride) + position * g_.dv_stride.token),
+               uint4{0, 0, 0, 0});
+      }
+    }
+  }
+
+  const GradientParams& p_;
+  const GradientLaunch& g_;
+  const GradientShared<C>& sh_;
+  int lane_, chunk_;
+};
+
+}  // namespace annulus::cuda::sm90

@@ -1,0 +1,366 @@
+// The Hopper backward kernel: persistent blocks, each a producer warpgroup and two consumer warpgroups of 64 keys each.
+//
+//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it:
+//   branch
+//                          by branch, head by head. Its lanes fetch LSE and Delta
+//   producer, warps 1, 2   store dK and dV of one consumer each; clear rows that nothing covers
+//   producer, warp 3       finds the next tile, one ahead
+//   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
+//
+// Products are transposed, keys along rows, so that P^T and dS^T are operands as they stand in registers. dQ alone sums
+// over keys: each consumer leaves its dS^T in shared memory, and both make one half of dQ from all 128 keys, a block
+// later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers.
+//
+// Who waits for whom:
+//   key_full / key_empty, value_full / value_empty   a tile's K (and its note), its V; V's slot also takes dK, dV out
+//   query_full, grad_full / empty                    per stage: Q, LSE, Delta and the block's record; dO
+//   item_full / item_empty                           the next tile and head, from warp 2 to warps 0 and 3
+//   ds_full                                          per slot: dS of both consumers
+//
+// Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
+// in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
+#pragma once
+
+#include "kernels/cuda/feed_gradient_sm90.cuh"
+#include "kernels/cuda/wgmma_gradient_sm90.cuh"
+#include "kernels/cuda/wgmma_sm90.cuh"
+
+namespace annulus::cuda::sm90 {
+
+// Without kDq the sums of dq are left alone (dq_sm90.cuh makes it).
+template <Sm90GradientConfig C, class T, bool kDq>
+__device__ __forceinline__ void consume(const GradientLaunch& g, const GradientShared<C>& sh, int group, int thread) {
+  constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
+  constexpr bool kByRows = C.query_rows == 128;  // the consumers' halves of dQ: 64 queries each, or 64 columns each
+  static_assert((C.head_dim == 128 && !kByRows) || (C.head_dim == 64 && kByRows));
+  const Launch& launch = g.common;
+  const int lane = thread % 32, warp = thread / 32;
+  const int row = warp * 16 + lane / 4;  // of this group's 64 keys; the thread has row + 8 too
+  const float scale = launch.scale_log2;
+  float s[kScores], x[kScores], dq[32], dk[kSums], dv[kSums];
+  std::uint32_t prob[kScores / 2], ds[kScores / 2];
+  Ring q, d, d_before;       // stage; dS slot of this block and of the one before
+  std::uint32_t parity = 0;  // of the tile
+  int block = 0, note_slot = 0;
+
+  const auto issue_scores = [&](int slot) __attribute__((always_inline)) {  // S^T = K Q^T
+    const std::uint64_t a = ptx::descriptor(sh.key + group * 8192, 16, 1024);
+    const std::uint64_t b = ptx::descriptor(sh.query + slot * C.query_bytes(), 16, 1024);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C.head_dim / 16; ++i) {  // 16 elements are 32 bytes further in the row of 128 bytes
+      const std::uint64_t ai = a + (i % 4) * 2 + i / 4 * 1024, bi = b + (i % 4) * 2 + i / 4 * (C.query_rows * 8);
+      i == 0 ? ptx::multiply_first<T, 0, 0>(s, ai, bi) : ptx::multiply_next<T, 0, 0>(s, ai, bi);
+    }
+    ptx::wgmma_commit();
+  };
+  const auto issue_dp = [&](int slot) __attribute__((always_inline)) {  // dP^T = V dO^T
+    const std::uint64_t a = ptx::descriptor(sh.value + group * 8192, 16, 1024);
+    const std::uint64_t b = ptx::descriptor(sh.grad + slot * C.query_bytes(), 16, 1024);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C.head_dim / 16; ++i) {
+      const std::uint64_t ai = a + (i % 4) * 2 + i / 4 * 1024, bi = b + (i % 4) * 2 + i / 4 * (C.query_rows * 8);
+      i == 0 ? ptx::multiply_first<T, 0, 0>(x, ai, bi) : ptx::multiply_next<T, 0, 0>(x, ai, bi);
+    }
+    ptx::wgmma_commit();
+  };
+  const auto issue_sum = [&](float(&sum)[kSums], const std::uint32_t(&a)[kScores / 2], std::uint32_t slab)
+      __attribute__((always_inline)) {  // dV += P^T dO, dK += dS^T Q
+    const std::uint64_t b = ptx::descriptor(slab, C.query_rows * 128, 1024);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C.query_rows / 16; ++i) ptx::multiply_add<T>(sum, a + 4 * i, b + i * 128);
+    ptx::wgmma_commit();
+  };
+  const auto issue_dq = [&](int slot) __attribute__((always_inline)) {  // dQ = dS K: 64 x 64 for each group
+    const std::uint64_t a = ptx::descriptor(sh.ds + slot * C.ds_bytes() + (kByRows ? group * 16384 : 0), 8192, 1024);
+    const std::uint64_t b = ptx::descriptor(sh.key + (kByRows ? 0 : group * 16384), 8192, 1024);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C.kKeyRows / 16; ++i)
+      i == 0 ? ptx::multiply_first<T, 1, 1>(dq, a, b) : ptx::multiply_next<T, 1, 1>(dq, a + i * 128, b + i * 128);
+    ptx::wgmma_commit();
+  };
+  // S becomes P, in the type of the inputs.
+  const auto exponentials = [&](int slot, int record) __attribute__((always_inline)) {
+    ptx::pin(s);
+    if constexpr (C.causal) {
+      const GradientBlock& now = sh.blocks[record];
+      const int low = now.low + now.low_step * (group * 64);  // of the group's first key; later keys have more
+      if (low + now.low_step * 63 > 0) {
+        const int least[2] = {low + now.low_step * row - (lane & 3) * 2,
+                              low + now.low_step * (row + 8) - (lane & 3) * 2};
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          if (i / 4 * 8 + (i & 1) < least[(i >> 1) & 1]) s[i] = -INFINITY;
+      }
+    }
+    const std::uint32_t lse = sh.numbers + slot * C.number_bytes() + (lane & 3) * 8;
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 l = ptx::load_shared_pair(lse + j * 32);
+      float p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[i] = ptx::exp2_approx(fmaf(s[4 * j + i], scale, i & 1 ? -l.y : -l.x));
+      prob[2 * j] = ptx::pack<T>(p[0], p[1]);
+      prob[2 * j + 1] = ptx::pack<T>(p[2], p[3]);
+    }
+  };
+  // dS = P (dP - Delta), to registers and to shared memory.
+  const auto make_ds = [&](int slot) __attribute__((always_inline)) {
+    const std::uint32_t delta = sh.numbers + slot * C.number_bytes() + C.query_rows * 4 + (lane & 3) * 8;
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 e = ptx::load_shared_pair(delta + j * 32);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        ds[2 * j + r] =
+            ptx::multiply_packed<T>(prob[2 * j + r], ptx::pack<T>(x[4 * j + 2 * r] - e.x, x[4 * j + 2 * r + 1] - e.y));
+    }
+  };
+  const auto share_ds = [&]() __attribute__((always_inline)) {
+    const int own = group * 64 + warp * 16 + lane % 16;
+    const std::uint32_t to = sh.ds + d.slot * C.ds_bytes() + own * 128;
+#pragma unroll
+    for (int i = 0; i < kScores / 8; ++i)
+      ptx::store_matrix_x4(to + i / 4 * 16384 + ((2 * (i % 4) + lane / 16) ^ (own & 7)) * 16, ds[4 * i], ds[4 * i + 1],
+                           ds[4 * i + 2], ds[4 * i + 3]);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(sh.ds_full(d.slot));
+  };
+  const auto put_dq = [&](int record) __attribute__((always_inline)) {
+    const GradientBlock& now = sh.blocks[record];
+    const int own = (kByRows ? group * 64 : 0) + row;
+    int at = now.first + now.step * own;
+    float* sums = g.dq_sums + now.sums + (lane & 3) * 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float* to = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
+      if (own + 8 * r < now.rows)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
+                     dq[8 * j + 5 + 2 * r]);
+      at += 8 * now.step;
+    }
+  };
+
+  for (;;) {
+    ptx::mbarrier_wait(sh.key_full(), parity);
+    const GradientNote& note = sh.notes[note_slot];
+    if (note.done) break;
+    const bool inside[2] = {group * 64 + row < note.rows, group * 64 + row + 8 < note.rows};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
+    if (note.continues) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!inside[r]) continue;
+        const std::int64_t at = note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r);
+        if (__ldcg(&launch.state_sums[at].y) == 0.0f) continue;
+        const float* from = launch.state_values + at * (2 * C.head_dim) + (lane & 3) * 2;
+#pragma unroll
+        for (int j = 0; j < kSums / 4; ++j) {
+          const float2 k = __ldcg(reinterpret_cast<const float2*>(from + 8 * j));
+          const float2 v = __ldcg(reinterpret_cast<const float2*>(from + C.head_dim + 8 * j));
+          dk[4 * j + 2 * r] = k.x;
+          dk[4 * j + 2 * r + 1] = k.y;
+          dv[4 * j + 2 * r] = v.x;
+          dv[4 * j + 2 * r + 1] = v.y;
+        }
+      }
+      __syncwarp();
+      if (note.is_last && (lane & 3) == 0)  // the slot is free again
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (inside[r])
+            launch.state_sums[note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r)] = {
+                0.0f, 0.0f};
+    }
+
+    if (note.empty) {
+      ptx::mbarrier_wait(sh.value_full(), parity);
+    } else {
+      if (note.rows < C.kKeyRows) {  // what lies behind the tile's end must not reach dQ
+        ptx::mbarrier_wait(sh.value_full(), parity);
+        const int first = max(note.rows, group * 64);
+        for (int i = thread; i < (group * 64 + 64 - first) * 8; i += 128)
+#pragma unroll
+          for (int half = 0; half < C.head_dim / 64; ++half) {
+            ptx::clear_shared_16(sh.key + half * 16384 + first * 128 + i * 16);
+            ptx::clear_shared_16(sh.value + half * 16384 + first * 128 + i * 16);
+          }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        ptx::named_sync(kGradientBoth, 256);
+      }
+      ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+      issue_scores(q.slot);
+      ptx::wgmma_wait<0>();
+      exponentials(q.slot, block);
+      ptx::mbarrier_wait(sh.value_full(), parity);
+      bool first = true, last = false;
+      do {
+        // P of this block is known.
+        last = sh.blocks[block].last != 0;
+        ptx::mbarrier_wait(sh.grad_full(q.slot), q.parity);
+        issue_dp(q.slot);
+        issue_sum(dv, prob, sh.grad + q.slot * C.query_bytes());
+        ptx::wgmma_wait<1>();
+        ptx::pin(x);
+        make_ds(q.slot);
+        if constexpr (kDq) {
+          // When the other consumer has shared dS of the block before, it is through with the slot that is written now.
+          if (!first) ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
+          share_ds();
+        }
+        const int now = q.slot, before = (block + C.kBlocks - 1) % C.kBlocks, after = (block + 1) % C.kBlocks;
+        q.advance<C.stages>();
+        if (!last) ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        ptx::wgmma_wait<0>();
+        // A tile's last S and first dQ are of nothing and thrown away: cheaper than a second copy of the loop.
+        if constexpr (kDq && C.dq_leaves_first) issue_dq(d_before.slot);
+        issue_scores(last ? now : q.slot);
+        if constexpr (kDq && !C.dq_leaves_first) issue_dq(d_before.slot);
+        issue_sum(dk, ds, sh.query + now * C.query_bytes());
+        d_before = d;
+        d.advance<C.kDsSlots>();
+        // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
+        if constexpr (kDq && C.dq_leaves_first) {
+          ptx::wgmma_wait<2>();
+          ptx::pin(dq);
+          if (!first) put_dq(before);
+          ptx::wgmma_wait<1>();
+          exponentials(last ? now : q.slot, last ? block : after);
+        } else if constexpr (kDq) {
+          ptx::wgmma_wait<2>();
+          exponentials(last ? now : q.slot, last ? block : after);
+          if (first) {
+            ptx::wgmma_wait<1>();
+            ptx::pin(dq);
+          } else {
+            ptx::wgmma_wait<1>();
+            ptx::pin(dq);
+            put_dq(before);
+          }
+        } else {
+          ptx::wgmma_wait<1>();
+          exponentials(last ? now : q.slot, last ? block : after);
+        }
+        if (last) {
+          ptx::wgmma_wait<0>();
+          ptx::pin(dv);
+        } else {
+          ptx::wgmma_wait<0>();
+          ptx::pin(dk);
+        }
+        if (lane == 0) ptx::mbarrier_arrive(sh.empty(now));
+        block = after;
+        first = false;
+      } while (!last);
+      if constexpr (kDq) {
+        ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
+        issue_dq(d_before.slot);
+        ptx::wgmma_wait<0>();
+        ptx::pin(dq);
+        put_dq((block + C.kBlocks - 1) % C.kBlocks);
+      }
+      ptx::pin(dk);
+      ptx::pin(dv);
+    }
+
+    ptx::named_sync(kGradientBoth, 256);  // the other consumer still read all of K and dS for its dQ
+    if (group == 0 && thread == 0) ptx::mbarrier_arrive(sh.key_empty());
+    if (note.is_last) {
+      float odd[2] = {0.0f, 0.0f};  // NaN as soon as anything is not finite
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        dk[i] *= g.factor;
+        dv[i] *= g.value_factor;
+        odd[(i >> 1) & 1] += dk[i] * 0.0f + dv[i] * 0.0f;
+      }
+      const bool bad = (inside[0] && !(odd[0] == 0.0f)) || (inside[1] && !(odd[1] == 0.0f));
+      if (__any_sync(0xffffffffu, bad) && lane == 0) launch.control->non_finite = 1;
+      const int own = warp * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < C.head_dim / 16; ++i) {
+        const std::uint32_t at = own * 128 + ((2 * (i % 4) + lane / 16) ^ (own & 7)) * 16;
+        ptx::store_matrix_x4(sh.value + group * 8192 + i / 4 * 16384 + at, ptx::pack<T>(dv[8 * i], dv[8 * i + 1]),
+                             ptx::pack<T>(dv[8 * i + 2], dv[8 * i + 3]), ptx::pack<T>(dv[8 * i + 4], dv[8 * i + 5]),
+                             ptx::pack<T>(dv[8 * i + 6], dv[8 * i + 7]));
+        ptx::store_matrix_x4(sh.ds + group * 16384 + i / 4 * 8192 + at, ptx::pack<T>(dk[8 * i], dk[8 * i + 1]),
+                             ptx::pack<T>(dk[8 * i + 2], dk[8 * i + 3]), ptx::pack<T>(dk[8 * i + 4], dk[8 * i + 5]),
+                             ptx::pack<T>(dk[8 * i + 6], dk[8 * i + 7]));
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!inside[r]) continue;
+        const std::int64_t at = note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r);
+        if ((lane & 3) == 0) __stcg(launch.state_sums + at, float2{0.0f, 1.0f});
+        float* to = launch.state_values + at * (2 * C.head_dim) + (lane & 3) * 2;
+#pragma unroll
+        for (int j = 0; j < kSums / 4; ++j) {
+          __stcg(reinterpret_cast<float2*>(to + 8 * j), float2{dk[4 * j + 2 * r], dk[4 * j + 2 * r + 1]});
+          __stcg(reinterpret_cast<float2*>(to + C.head_dim + 8 * j), float2{dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]});
+        }
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine reads dK and dV
+    if (note.signal_set != kNoSet) {
+      __threadfence();
+      ptx::named_sync(kGradientBoth + 1 + group, 128);
+      if (thread == 0) ptx::arrive_global(launch.sets + note.signal_set, 1);
+    }
+    ptx::named_arrive(kGradientStored + group, 160);
+    parity ^= 1;
+    note_slot ^= 1;
+  }
+}
+
+// By number: nvcc 13.0 writes stubs that do not compile for kernels with an argument of class type in a namespace.
+template <int kConfig, class T, bool kDq>
+__global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_constant__ GradientParams p) {
+  constexpr Sm90GradientConfig C = kSm90GradientConfigs[kConfig];
+  extern __shared__ std::uint8_t raw[];
+  const GradientShared<C> sh(raw);
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) % 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(sh.key_full(), 1);
+    ptx::mbarrier_init(sh.key_empty(), 2);
+    ptx::mbarrier_init(sh.value_full(), 1);
+    ptx::mbarrier_init(sh.value_empty(), 1);
+    for (int i = 0; i < C.kDsSlots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
+    for (int i = 0; i < C.stages; ++i) {
+      ptx::mbarrier_init(sh.query_full(i), 2);
+      ptx::mbarrier_init(sh.grad_full(i), 1);
+      ptx::mbarrier_init(sh.empty(i), 8);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(sh.item_full(i), 1);
+      ptx::mbarrier_init(sh.item_empty(i), 2);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (group == 0) {
+    ptx::registers_down<kGradientProducerRegisters>();
+    if (warp == 0) {
+      if (lane == 0) Feeder<C>(p, sh).run();
+    } else if (warp == 1) {
+      Storer<C, T>(p, sh, lane).run();
+    } else if (warp == 2) {
+      if (lane == 0) ItemFinder<C>(p.launch, sh).run();
+    } else {
+      Clerk<C>(p.launch, sh, lane).run();
+    }
+  } else {
+    ptx::registers_up<kGradientConsumerRegisters>();
+    consume<C, T, kDq>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
+  }
+}
+
+}  // namespace annulus::cuda::sm90

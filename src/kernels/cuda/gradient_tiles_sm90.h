@@ -1,0 +1,116 @@
+// Tiles of the Hopper backward kernel: sizes and their reasons, in one table.
+#pragma once
+
+#include "kernels/cuda/gradient_launch.h"
+#include "kernels/cuda/tiles_sm90.h"
+
+namespace annulus::cuda {
+
+inline constexpr int kMaxGradientBranches = 12;  // all tensor maps travel as one kernel argument
+
+// One query head's part of a tile of keys, as the finder leaves it.
+struct GradientItem {
+  Tile tile;  // its head is the query head
+  int kv_head = 0;
+  bool starts = false;  // the first of its tile
+  bool ends = false;    // the last one
+  bool done = false;    // there are no more tiles
+};
+
+// What consumers and storing warps want to know of a tile.
+struct GradientNote {
+  std::int64_t state_row = 0;
+  int sweep = 0, rows = 0, stride = 1, step = 1;
+  int batch = 0, kv_head = 0, position = 0;
+  int clear_begin = 0, cell_end = 0;
+  int signal_set = kNoSet;
+  bool continues = false, is_last = false, empty = false, done = false;
+};
+
+// What consumers want to know of a block of queries.
+struct GradientBlock {
+  std::int64_t sums = 0;  // where the head's sums of dq begin
+  int first = 0;          // row of the first query in SumLayout,
+  int step = 1;           // from one query to the next
+  int rows = 0;           // queries; the slot may have more rows
+  int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
+  int low_step = 0;       // low + i * low_step on
+  int last = 0;           // of the tile
+};
+
+struct Sm90GradientConfig {
+  int head_dim = 0;
+  bool causal = false;
+  int query_rows = 0;            // of one block
+  int stages = 0;                // slots of Q, and of dO
+  bool dq_leaves_first = false;  // before the exponentials of the next block
+
+  static constexpr int kKeyRows = 128;  // two consumer groups of 64
+  static constexpr int kDsSlots = 3;    // so that the groups need not keep step
+  static constexpr int kBlocks = 4;     // records: one more than stages
+  ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
+  ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
+  ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
+  ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 8; }  // LSE and Delta
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 4); }
+  ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
+    return 2 * key_bytes() + stages * (2 * query_bytes() + number_bytes()) + kDsSlots * ds_bytes();
+  }
+  ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {  // slots begin at multiples of 1024
+    return 1024 + slot_bytes() + (barrier_bytes() + 15) / 16 * 16 + kBlocks * static_cast<int>(sizeof(GradientBlock)) +
+           2 * static_cast<int>(sizeof(GradientNote)) + 2 * static_cast<int>(sizeof(GradientItem));
+  }
+};
+inline constexpr int kGradientThreads = 384;
+inline constexpr int kGradientConsumerRegisters = 240;
+inline constexpr int kGradientProducerRegisters = 24;
+static_assert(2 * kGradientConsumerRegisters + kGradientProducerRegisters <= 3 * (65536 / kGradientThreads / 8 * 8));
+
+// dK and dV of 64 keys take 128 registers at D = 128 and 64 at D = 64, S and dP of a block 64 and 128. At D = 64 the dQ
+// of the block before has to leave first, or registers spill; its third stage would be 1.3 KB too much.
+inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
+    {.head_dim = 128, .causal = false, .query_rows = 64, .stages = 3, .dq_leaves_first = false},
+    {.head_dim = 128, .causal = true, .query_rows = 64, .stages = 3, .dq_leaves_first = false},
+    {.head_dim = 64, .causal = false, .query_rows = 128, .stages = 2, .dq_leaves_first = true},
+    {.head_dim = 64, .causal = true, .query_rows = 128, .stages = 2, .dq_leaves_first = true},
+};
+
+// dQ alone, by tiles of queries.
+struct Sm90DqConfig {
+  int head_dim = 0;
+  bool causal = false;
+  int key_rows = 0;  // of one block
+
+  static constexpr int kQueryRows = 128;  // two consumer groups of 64
+  static constexpr int kQuerySlots = 2;
+  static constexpr int kKeyStages = 3;  // a block is read once more a turn later
+  static constexpr int kValueStages = 2;
+  static constexpr int kTileRecords = kQuerySlots + 1;  // one is found ahead
+  ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return kQueryRows * head_dim * 2; }
+  ANNULUS_HOST_DEVICE constexpr int block_bytes() const { return key_rows * head_dim * 2; }
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
+    return 8 * (2 * kQuerySlots + 2 * kKeyStages + 2 * kValueStages + 1);
+  }
+  ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {  // slots begin at multiples of 1024
+    return 1024 + 2 * kQuerySlots * query_bytes() + (kKeyStages + kValueStages) * block_bytes() +
+           (barrier_bytes() + 15) / 16 * 16 + kTileRecords * static_cast<int>(sizeof(Tile));
+  }
+};
+// Q and dO twice leave room for 64 keys at D = 128; at D = 64 registers hold S and dP of 128.
+inline constexpr Sm90DqConfig kSm90DqConfigs[] = {
+    {.head_dim = 128, .causal = false, .key_rows = 64},
+    {.head_dim = 128, .causal = true, .key_rows = 64},
+    {.head_dim = 64, .causal = false, .key_rows = 128},
+    {.head_dim = 64, .causal = true, .key_rows = 128},
+};
+
+constexpr bool all_gradients_fit() {
+  for (const Sm90GradientConfig& config : kSm90GradientConfigs)
+    if (config.shared_bytes() > kMostSharedBytes || config.kBlocks <= config.stages) return false;
+  for (const Sm90DqConfig& config : kSm90DqConfigs)
+    if (config.shared_bytes() > kMostSharedBytes) return false;
+  return true;
+}
+static_assert(all_gradients_fit());
+
+}  // namespace annulus::cuda

@@ -1,0 +1,104 @@
+#include "kernels/cuda/key_schedule.h"
+
+#include <algorithm>
+
+#include "plan/phase.h"
+
+namespace annulus::cuda {
+namespace {
+
+constexpr std::int64_t kChunkBytes = std::int64_t{20} << 20;  // of dQ in fp32; half of an H200's second-level cache
+
+// One head for each key/value head, with every class: which of them a query head takes is asked tile by tile.
+Problem problem_of_keys(Problem problem) {
+  problem.heads = problem.kv_heads;
+  problem.pattern.phase = Phase::every;
+  for (annulus::Branch& branch : problem.pattern.branches) {
+    branch.first_head = 0;
+    branch.head_count = problem.kv_heads;
+    branch.classes.clear();
+  }
+  return problem;
+}
+
+std::int32_t class_of(const Problem& problem, int branch, std::int64_t head, int dilation) {
+  const Classes classes = classes_of(problem, branch, head);
+  if (classes.count == 0) return kNoClass;
+  if (problem.pattern.phase == Phase::every) return kEveryClass;
+  return classes.first < dilation ? static_cast<std::int32_t>(classes.first) : kNoClass;
+}
+
+void give_classes(const Problem& problem, Schedule& schedule) {
+  schedule.tiling.heads = static_cast<int>(problem.heads);
+  schedule.anchors.assign(static_cast<std::size_t>(schedule.sweep_count * problem.heads), 0);
+  schedule.classes.clear();
+  for (int b = 0; b < schedule.tiling.branch_count; ++b)
+    for (std::int64_t head = 0; head < problem.heads; ++head)
+      schedule.classes.push_back(class_of(problem, schedule.branch_order[static_cast<std::size_t>(b)], head,
+                                          schedule.tiling.branches[b].dilation));
+}
+
+// Cuts stretches into chunks and lets each walk its blocks from the longest to the shortest.
+class Chunker {
+ public:
+  Chunker(const Problem& problem, Schedule& schedule) : problem_(problem), schedule_(schedule) {}
+
+  void cut_all() {
+    std::vector<Stretch> given;
+    given.swap(schedule_.stretches);
+    schedule_.tile_count = 0;
+    for (const Stretch& stretch : given) cut(stretch);
+  }
+
+ private:
+  // Of the queries that a cell's own rows are, in one head.
+  std::int64_t bytes(const Stretch& stretch) const {
+    const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
+    const std::int64_t positions = std::int64_t{stretch.inner_cells} * sweep.cell;
+    return positions * stretch.residues / sweep.stride * problem_.head_dim * 4 * (problem_.heads / problem_.kv_heads);
+  }
+
+  void cut(const Stretch& stretch) {
+    const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / std::max<std::int64_t>(1, bytes(stretch)));
+    if (stretch.batches > 1) return cut_by(stretch, &Stretch::batches, &Stretch::first_batch, 1, 1);
+    if (stretch.outer_cells > 1 && stretch.outer_cells * stretch.heads > most)
+      return cut_by(stretch, &Stretch::outer_cells, &Stretch::first_cell,
+                    static_cast<int>(std::max<std::int64_t>(1, most / stretch.heads)), stretch.inner_cells);
+    if (stretch.heads > most) return cut_by(stretch, &Stretch::heads, &Stretch::first_head, static_cast<int>(most), 1);
+    push(stretch);
+  }
+
+  // Pieces of at most `most`; one further in `count` is `unit` further in `first`.
+  void cut_by(const Stretch& stretch, int Stretch::*count, int Stretch::*first, int most, int unit) {
+    for (int done = 0; done < stretch.*count; done += most) {
+      Stretch piece = stretch;
+      piece.*first += done * unit;
+      piece.*count = std::min(most, stretch.*count - done);
+      if (count == &Stretch::heads) piece.state_row += std::int64_t{done} * stretch.state_span;
+      cut(piece);
+    }
+  }
+
+  void push(Stretch stretch) {
+    stretch.longest_first = true;
+    stretch.first_tile = schedule_.tile_count;
+    schedule_.tile_count += stretch.tiles();
+    schedule_.stretches.push_back(stretch);
+  }
+
+  const Problem& problem_;
+  Schedule& schedule_;
+};
+
+}  // namespace
+
+Schedule make_key_schedule(const Problem& problem, const Plan& plan, const ScheduleRules& rules) {
+  const bool shared = problem.heads != problem.kv_heads;
+  Schedule schedule = make_schedule(shared ? problem_of_keys(problem) : problem, plan, rules);
+  if (shared) give_classes(problem, schedule);
+  schedule.tiling.causal = false;  // blocks in their own order
+  if (problem.causal) Chunker(problem, schedule).cut_all();
+  return schedule;
+}
+
+}  // namespace annulus::cuda

@@ -1,0 +1,313 @@
+// Backward on the GPU against the fp64 reference, by the rule of section 7: every kernel, every type, every edge.
+#include "kernels/cuda/backward.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+
+#include "reference/draw_inputs.h"
+#include "support/device_gradient.h"
+#include "support/draw_case.h"
+#include "support/refusal.h"
+#include "support/test_scale.h"
+#include "support/yardstick.h"
+
+namespace annulus {
+namespace {
+
+using reference::draw_inputs;
+using reference::Inputs;
+using support::Call;
+using support::GradientWay;
+using support::Layout;
+using support::Yardstick;
+
+class CudaBackward : public support::OnDevice {};
+
+struct Branches {
+  std::vector<std::int64_t> segments, dilations;
+};
+
+Problem make_problem(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType dtype, bool causal,
+                     const Branches& pattern, Phase phase = Phase::by_head) {
+  Problem problem;
+  problem.tokens = tokens;
+  problem.heads = heads;
+  problem.head_dim = head_dim;
+  problem.dtype = dtype;
+  problem.causal = causal;
+  problem.pattern = make_pattern(Preset::longnet, pattern.segments, pattern.dilations, heads);
+  problem.pattern.phase = phase;
+  return resolve(problem);
+}
+
+// Forward and backward; the call has all results. "" or what was wrong with memory.
+std::string compute(Call& call, const GradientWay& way) {
+  support::DeviceWay forward;
+  forward.layout = way.layout;
+  forward.aligned = way.aligned;
+  const std::string fault = support::run_on_device(call, forward);
+  return fault.empty() ? support::run_backward_on_device(call, way) : fault;
+}
+
+std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick& yardstick, const GradientWay& way) {
+  Call call(problem, inputs, {.options = {}, .inputs = way.layout, .outputs = way.layout});
+  std::string fault = compute(call, way);
+  fault += yardstick.faults(call.result());
+  return fault.empty() ? "" : fault + " in " + support::describe(problem) + " by " + describe(way) + "\n";
+}
+
+// On every kernel that takes the problem; on Hopper in both ways of making dq.
+std::string faults(const Problem& problem, std::uint64_t seed, GradientWay way = {}) {
+  const Inputs inputs = draw_inputs(problem, seed);
+  const Yardstick yardstick(problem, inputs);
+  std::string text;
+  for (const cuda::KernelChoice& kernel : cuda::kBackwardKernels)
+    for (const bool deterministic : {false, true}) {
+      way.kernel = kernel.name;
+      way.deterministic = deterministic;
+      if (deterministic && way.kernel != "sm90") continue;  // always so
+      try {
+        text += faults(problem, inputs, yardstick, way);
+      } catch (const Unsupported&) {  // another one takes it
+      }
+    }
+  return text;
+}
+
+// Small enough for compute-sanitizer: every kernel, with one sweep and with two, all that a tile can have.
+TEST_F(CudaBackward, SmallProblems) {
+  for (const bool causal : {false, true})
+    for (const std::int64_t head_dim : {64, 128, 24})
+      for (const DType dtype : {DType::bf16, DType::fp32})
+        for (const std::vector<std::vector<int>>& sweeps : {std::vector<std::vector<int>>{{0, 1}}, {{1}, {0}}}) {
+          Problem problem = make_problem(270, 4, head_dim, dtype, causal, {{70, 140}, {2, 4}});
+          problem.kv_heads = causal ? 2 : 4;
+          problem.documents = {0, 31, 270};
+          problem.pattern.gradient = head_dim == 64 ? Gradient::detached : Gradient::exact;
+          GradientWay way;
+          way.sweeps = sweeps;
+          EXPECT_EQ(faults(resolve(problem), 3, way), "");
+        }
+}
+
+TEST_F(CudaBackward, TileEdges) {
+  constexpr std::int64_t kLengths[] = {1,   2,   15,  16,  17,  31,  32,  33,  63,  64, 65,
+                                       127, 128, 129, 191, 192, 193, 255, 256, 257, 321};
+  std::int64_t number = 0;
+  for (const std::int64_t length : kLengths)
+    for (const std::int64_t head_dim : {64, 128})
+      for (const bool causal : {false, true}) {
+        if (!support::is_taken(number++)) continue;
+        const DType dtype = number % 3 == 0 ? DType::fp16 : DType::bf16;
+        const Problem problem = make_problem(2 * length + 3, 2, head_dim, dtype, causal, {{length}, {1}});
+        EXPECT_EQ(faults(problem, static_cast<std::uint64_t>(number)), "");
+      }
+}
+
+TEST_F(CudaBackward, EveryHeadSize) {
+  for (const std::int64_t head_dim : {1, 3, 8, 16, 24, 32, 40, 64, 72, 96, 100, 128, 160, 192, 200, 256, 264, 512})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      EXPECT_EQ(faults(make_problem(211, 2, head_dim, dtype, head_dim % 16 == 0, {{100, 150}, {1, 3}}), 7), "");
+}
+
+TEST_F(CudaBackward, NestedAndCrookedPatterns) {
+  const Branches patterns[] = {{{512}, {4}},           {{512, 1024}, {1, 2}}, {{256, 512, 1024}, {1, 2, 4}},
+                               {{300, 700}, {2, 3}},   {{333}, {5}},          {{1000, 77, 512}, {3, 1, 8}},
+                               {{2000}, {1}},          {{64, 1024}, {4, 16}}, {{128, 256, 512, 1024}, {8, 4, 2, 1}},
+                               {{640, 1280}, {16, 16}}};
+  int number = 0;
+  for (const Branches& pattern : patterns)
+    for (const bool causal : {false, true})
+      for (const std::int64_t head_dim : {64, 128})
+        for (const Phase phase : {Phase::by_head, Phase::by_head_block, Phase::every}) {
+          if (!support::is_taken(number++)) continue;
+          Problem problem = make_problem(701, 5, head_dim, DType::bf16, causal, pattern, phase);
+          if (number % 3 == 0) problem.pattern.gradient = Gradient::detached;
+          EXPECT_EQ(faults(problem, 11), "");
+        }
+}
+
+TEST_F(CudaBackward, SweepsGiveTheSameAsOne) {
+  const Branches pattern{{128, 256, 512}, {1, 2, 4}};
+  const std::vector<std::vector<std::vector<int>>> ways = {
+      {{0, 1, 2}}, {{2}, {1}, {0}}, {{2, 1}, {0}}, {{2}, {1, 0}}, {{0}, {1}, {2}}};
+  for (const auto& sweeps : ways)
+    for (const std::int64_t head_dim : {64, 128})
+      for (const bool causal : {false, true}) {
+        Problem problem = make_problem(1100, 2, head_dim, DType::bf16, causal, pattern);
+        problem.batch = 2;
+        GradientWay way;
+        way.sweeps = sweeps;
+        EXPECT_EQ(faults(resolve(problem), 13, way), "");
+      }
+}
+
+TEST_F(CudaBackward, DocumentsGroupsAndPadding) {
+  for (const bool causal : {false, true})
+    for (const std::int64_t head_dim : {64, 128}) {
+      Problem problem = make_problem(900, 8, head_dim, DType::bf16, causal, {{128, 256}, {1, 4}});
+      problem.kv_heads = 2;
+      problem.batch = 2;
+      problem.documents = {0, 1, 1, 130, 387, 700, 900};
+      EXPECT_EQ(faults(resolve(problem), 17), "");
+      problem.pattern = make_pattern(Preset::torchscale, {200, 300}, {1, 3}, 8);
+      problem.pattern.pad_like_torchscale = true;
+      EXPECT_EQ(faults(resolve(problem), 18), "");
+      problem.pattern = make_pattern(Preset::head_groups, {100, 250, 300}, {1, 3, 4}, 8);
+      EXPECT_EQ(faults(resolve(problem), 19), "");
+      problem.kv_heads = 8;
+      EXPECT_EQ(faults(resolve(problem), 20), "");
+    }
+}
+
+TEST_F(CudaBackward, AnyScaleAndSteepLogits) {
+  for (const double scale : {0.3, -0.4, 0.0, 8.0})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+      Problem problem = make_problem(500, 2, 64, dtype, true, {{200}, {1}});
+      problem.scale = scale;
+      EXPECT_EQ(faults(resolve(problem), 23), "");
+    }
+}
+
+// Tensor cores cut sums instead of rounding them; over thousands of keys that would show in fp32.
+TEST_F(CudaBackward, LongSumsInEveryType) {
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::int64_t head_dim : {64, 128})
+      EXPECT_EQ(faults(make_problem(2500, 1, head_dim, dtype, head_dim == 64, {{2500}, {1}}), 47), "");
+}
+
+TEST_F(CudaBackward, AnyMemoryLayout) {
+  for (const Layout layout : {Layout::dense, Layout::apart, Layout::heads_major})
+    for (const bool aligned : {true, false})
+      for (const DType dtype : {DType::bf16, DType::fp32}) {
+        Problem problem = make_problem(333, 4, 64, dtype, true, {{100, 200}, {1, 2}});
+        problem.batch = 2;
+        problem = resolve(problem);
+        const Inputs inputs = draw_inputs(problem, 29);
+        const Yardstick yardstick(problem, inputs);
+        GradientWay way;
+        way.layout = layout;
+        way.aligned = aligned;
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+        way.kernel = "rows";
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+      }
+}
+
+// A bad row of Q, K, V or dO reaches the rows that see it and no others: the reference says which.
+TEST_F(CudaBackward, NonFiniteNumbersStayWhereTheyBelong) {
+  int number = 0;
+  for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)})
+    for (const bool causal : {false, true})
+      for (const std::int64_t head_dim : {64, 128, 40})
+        for (const auto member : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) {
+          if (!support::is_taken(number++)) continue;
+          Problem problem = make_problem(700, 2, head_dim, DType::bf16, causal, {{100, 300}, {1, 3}});
+          problem.pattern.gradient = number % 2 == 0 ? Gradient::detached : Gradient::exact;
+          Inputs inputs = draw_inputs(problem, 31);
+          (inputs.*member)[reference::element(problem, 2, 0, 350, 1) + 3] = bad;
+          const Yardstick yardstick(problem, inputs);
+          for (const char* kernel : {"auto", "mma", "rows"}) {
+            GradientWay way;
+            way.kernel = kernel;
+            EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+          }
+        }
+}
+
+// dk and dv always, dq too where that is asked for.
+TEST_F(CudaBackward, RepeatsBitForBit) {
+  for (const bool deterministic : {false, true})
+    for (const bool causal : {false, true}) {
+      const Problem problem = make_problem(1500, 3, 128, DType::bf16, causal, {{256, 512, 1024}, {1, 2, 8}});
+      const Inputs inputs = draw_inputs(problem, 37);
+      std::vector<std::vector<std::uint32_t>> first;
+      for (int i = 0; i < 5; ++i) {
+        Call call(problem, inputs);
+        GradientWay way;
+        way.deterministic = deterministic;
+        ASSERT_EQ(compute(call, way), "");
+        const std::vector<std::vector<std::uint32_t>> bits{call.dk.bits(), call.dv.bits(),
+                                                           deterministic ? call.dq.bits() : call.dk.bits()};
+        if (i == 0) first = bits;
+        EXPECT_TRUE(bits == first) << "deterministic " << deterministic << " causal " << causal;
+      }
+    }
+}
+
+// What the gradient is for: a step along it changes the loss by so much.
+TEST_F(CudaBackward, FiniteDifferences) {
+  for (const bool causal : {false, true}) {
+    Problem problem = make_problem(90, 2, 16, DType::fp32, causal, {{40, 80}, {1, 2}});
+    problem.kv_heads = 1;
+    problem = resolve(problem);
+    const Inputs inputs = draw_inputs(problem, 53);
+    Call call(problem, inputs);
+    ASSERT_EQ(compute(call, {}), "");
+    const reference::Result result = call.result();
+    const auto loss = [&](const Inputs& at) {
+      Call moved(problem, at);
+      EXPECT_EQ(support::run_on_device(moved, {}), "");
+      const std::vector<double> out = moved.out.read();
+      double sum = 0;
+      for (std::size_t i = 0; i < out.size(); ++i) sum += out[i] * inputs.dout[i];
+      return sum;
+    };
+    constexpr double kStep = 1.0 / 64;
+    const std::pair<std::vector<double> Inputs::*, const std::vector<double>*> gradients[] = {
+        {&Inputs::q, &result.dq}, {&Inputs::k, &result.dk}, {&Inputs::v, &result.dv}};
+    for (const auto& [member, gradient] : gradients)
+      for (std::size_t element = 5; element < gradient->size(); element += gradient->size() / 7) {
+        Inputs up = inputs, down = inputs;
+        (up.*member)[element] += kStep;
+        (down.*member)[element] -= kStep;
+        EXPECT_NEAR((loss(up) - loss(down)) / (2 * kStep), (*gradient)[element], 4e-3) << element;
+      }
+  }
+}
+
+TEST_F(CudaBackward, EmptyProblemsAreFine) {
+  const Problem empty = make_problem(0, 2, 64, DType::bf16, true, {{100}, {1}});
+  Call nothing(empty, draw_inputs(empty, 1));
+  EXPECT_EQ(compute(nothing, {}), "");
+}
+
+TEST_F(CudaBackward, RefusesWhatItCannotDo) {
+  const Problem problem = make_problem(100, 2, 64, DType::fp32, true, {{100}, {1}});
+  const Plan plan = make_plan(problem);
+  support::expect_refused(
+      [&] { cuda::Backward(problem, plan, {.kernel = "fast", .deterministic = false, .sweeps = {}}); },
+      {"one of sm90, mma, rows", "'fast'", "auto"});
+  support::expect_refused_as<Unsupported>(
+      [&] { cuda::Backward(problem, plan, {.kernel = "sm90", .deterministic = false, .sweeps = {}}); },
+      {"`sm90`", "fp32", "auto"});
+  const Problem wide = make_problem(100, 2, 513, DType::bf16, true, {{100}, {1}});
+  support::expect_refused_as<Unsupported>([&] { cuda::Backward(wide, make_plan(wide)); }, {"1 to 512", "513", "split"});
+  const cuda::Backward backward(problem, plan);
+  support::expect_refused([&] { backward.run({}, nullptr); }, {"workspace must have", "got 0"});
+}
+
+bool has_device() {
+  try {
+    cuda::device_info();
+    return true;
+  } catch (const DeviceError&) {
+    return false;
+  }
+}
+
+TEST(CudaBackwardProperties, ProblemsOfEveryKind) {
+  if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
+  EXPECT_TRUE(rc::check([] {
+    Problem problem = support::draw_problem(400, 70);
+    if (support::draw_bool()) problem.head_dim = support::draw_bool() ? 64 : 128;
+    problem.scale = support::draw_bool() ? 0.3 : 0.1;
+    const std::string fault = faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
+    if (!fault.empty()) RC_FAIL(fault);
+  }));
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,158 @@
+// Tiles of keys, without a GPU: every row of keys is written once, meets every query that sees it once, and nothing
+// waits for what comes after it.
+#include "kernels/cuda/key_schedule.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+#include <tuple>
+
+#include "kernels/cuda/gradient_launch.h"
+#include "plan/phase.h"
+#include "support/describe.h"
+#include "support/draw_case.h"
+
+namespace annulus::cuda {
+namespace {
+
+struct Row {
+  std::map<std::pair<int, int>, std::tuple<int, int, int>> queries;  // branch, head -> first position, stride, end
+  int written = 0;
+};
+using Rows = std::map<std::tuple<int, int, int>, Row>;  // batch, key/value head, position
+
+std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
+  std::string fault;
+  const auto note = [&](const char* text) {
+    if (fault.empty()) fault = text;
+  };
+  Tiling tiling = schedule.tiling;
+  tiling.classes = schedule.classes.data();
+  tiling.anchors = schedule.anchors.data();
+  const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
+  std::vector<int> arrivals(static_cast<std::size_t>(schedule.set_count), 0);
+  std::map<std::int64_t, std::tuple<int, int, int>> state;  // state row -> who has it
+  int at = 0;
+  for (std::int64_t index = 0; index < schedule.tile_count; ++index) {
+    at = find_stretch(schedule.stretches.data(), static_cast<int>(schedule.stretches.size()), index, at);
+    const Stretch& stretch = schedule.stretches[static_cast<std::size_t>(at)];
+    if (stretch.wait_set != kNoSet && arrivals[static_cast<std::size_t>(stretch.wait_set)] != stretch.wait_count)
+      note("a tile waits for what comes after it");
+    Tile tile;
+    locate(tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
+    const int kv_head = tile.head;
+    for (int head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
+      take_head(tiling, stretch, problem.causal, head, tile);
+      for (int b = 0; b < tile.branch_count; ++b) {
+        const TileBranch& part = tile.branches[b];
+        const int dilation = tiling.branches[part.branch].dilation;
+        const int begin = first_block(part, problem.causal, tiling.shape.key_rows) * tiling.shape.key_rows;
+        if (begin + part.blocks * tiling.shape.key_rows < part.keys) note("queries left out");
+        for (int i = 0; i < tile.rows; ++i) {
+          const int low = problem.causal ? part.first + part.step * i : 0;
+          if (low < begin) note("a query before the first block");
+          const int branch = schedule.branch_order[static_cast<std::size_t>(part.branch)];
+          if (!rows[{tile.batch, kv_head, tile.position + i * tile.stride}]
+                   .queries
+                   .emplace(std::pair(branch, head), std::tuple(part.key_begin + dilation * low, dilation,
+                                                                part.key_begin + dilation * (part.keys - 1)))
+                   .second)
+            note("a branch twice");
+        }
+      }
+    }
+    for (int i = 0; i < tile.rows; ++i) {
+      const auto key = std::tuple(tile.batch, kv_head, tile.position + i * tile.stride);
+      const std::int64_t state_row = tile.state_row + static_cast<std::int64_t>(i) * tile.stride;
+      if (tile.continues && state.contains(state_row) && state[state_row] != key && rows[state[state_row]].written == 0)
+        note("another row's state");
+      if (!tile.is_last) {
+        if (state_row < 0 || state_row >= schedule.state_rows) note("state outside");
+        state[state_row] = key;
+      }
+      if (tile.is_last) ++rows[key].written;
+    }
+    for (int i = 0; tile.is_last && i < tiling.shape.query_rows; ++i)
+      for (int e = 0; e < tile.step; ++e) {
+        const int position = tile.clear_begin + i * tile.stride + e;
+        if (position < tile.cell_end && e != tile.position - tile.clear_begin)
+          ++rows[{tile.batch, kv_head, position}].written;
+      }
+    if (tile.signal_set != kNoSet) ++arrivals[static_cast<std::size_t>(tile.signal_set)];
+  }
+  return fault;
+}
+
+// What eq. 1 to 3 say of the queries that see a key, position by position.
+std::string compare(const Problem& problem, const Rows& rows) {
+  if (rows.size() != static_cast<std::size_t>(problem.batch * problem.kv_heads * problem.tokens))
+    return "rows left out, or rows that are none";
+  const std::int64_t sharers = problem.heads / problem.kv_heads;
+  const Plan plan = make_plan(problem);
+  for (const Span& span : plan.spans)
+    for (const auto& [key, row] : rows) {
+      const auto [batch, kv_head, position] = key;
+      if (position < span.begin || position >= span.end) continue;
+      if (row.written != 1) return "row written " + std::to_string(row.written) + " times";
+      std::size_t expected = 0;
+      for (std::size_t b = 0; b < problem.pattern.branches.size(); ++b)
+        for (std::int64_t head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
+          const annulus::Branch& branch = problem.pattern.branches[b];
+          const Classes classes = classes_of(problem, static_cast<int>(b), head);
+          const std::int64_t begin = span.begin + (position - span.begin) / branch.segment * branch.segment;
+          const std::int64_t end = branch.segment > span.end - begin ? span.end : begin + branch.segment;
+          const std::int64_t own = (position - begin) % branch.dilation;
+          if (own < classes.first || own >= classes.first + classes.count) continue;
+          ++expected;
+          const auto found = row.queries.find({static_cast<int>(b), static_cast<int>(head)});
+          if (found == row.queries.end()) return "a branch left out";
+          const auto [first, stride, last] = found->second;
+          const std::int64_t last_row = begin + own + (end - 1 - begin - own) / branch.dilation * branch.dilation;
+          if (first != (problem.causal ? position : begin + own) || last != last_row ||
+              (first != last && stride != branch.dilation))
+            return "wrong queries";
+        }
+      if (row.queries.size() != expected) return "a branch too many";
+    }
+  return "";
+}
+
+std::string faults(const Problem& problem, const ScheduleRules& rules) {
+  Rows rows;
+  std::string fault = walk(problem, make_key_schedule(problem, make_plan(problem), rules), rows);
+  if (fault.empty()) fault = compare(problem, rows);
+  return fault.empty() ? "" : fault + " in " + support::describe(problem);
+}
+
+RC_GTEST_PROP(KeyScheduleProperty, TilesAreTheProblem, ()) {
+  const Problem problem = support::draw_problem(90, 4);
+  ScheduleRules rules;
+  rules.shape = support::draw_bool() ? TileShape{128, 64} : TileShape{3, 2};
+  rules.state_bytes = support::draw_between(1, 20000);
+  if (support::draw_bool())
+    for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) rules.forced_sweeps.push_back({b});
+  const std::string fault = faults(problem, rules);
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
+// Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
+TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
+  Problem problem;
+  problem.tokens = 1 << 14;
+  problem.heads = 16;
+  problem.head_dim = 128;
+  problem.dtype = DType::bf16;
+  problem.causal = true;
+  problem.pattern = make_pattern(Preset::longnet, {2048}, {1}, 16);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 64};
+  const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.stretches.size(), 8u);
+  EXPECT_EQ(schedule.tile_count, 16 * 128);
+  for (const Stretch& stretch : schedule.stretches) EXPECT_TRUE(stretch.longest_first);
+}
+
+}  // namespace
+}  // namespace annulus::cuda
