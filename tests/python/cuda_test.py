@@ -65,13 +65,14 @@ def test_memory_is_that_of_the_plan():
     annulus.dilated_attention(q, k, v, **PATTERN)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    requested = "requested_bytes.all."  # what was asked for; torch may hand out blocks that are a little larger
+    before = torch.cuda.memory_stats()[requested + "current"]
     annulus.dilated_attention(q, k, v, **PATTERN)
     torch.cuda.synchronize()
-    taken = torch.cuda.max_memory_allocated() - before
+    taken = torch.cuda.memory_stats()[requested + "peak"] - before
     plan = annulus.plan(100_003, 8, 64, *PATTERN.values(), batch=2, dtype=torch.bfloat16, device="cuda").forward
     new = plan.memory["out"] + plan.memory["lse"] + plan.workspace_bytes
-    assert 0 <= taken - new <= 3 * 512  # torch rounds every tensor up to 512 bytes
+    assert taken == new
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
