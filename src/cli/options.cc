@@ -187,7 +187,7 @@ void add_options(CLI::App& command, CommandOptions& options, const ProblemDefaul
   flag("--causal", problem.causal, "A query sees itself and the keys before it");
   flag("--backward", problem.backward, "Gradients too");
   flag("--deterministic", problem.deterministic, "The same bits run after run (on one CPU rank always so)");
-  flag("--reproducible", problem.reproducible, "The same bits for every number of ranks (on one CPU rank always so)");
+  flag("--reproducible", problem.reproducible, "The same bits for every number of ranks that have this, one included");
   add_machine_options(command, options.machine);
   add_rank_options(command, options.ranks);
   add_report_options(command, options.report);
