@@ -101,7 +101,7 @@ Json problem_json(const CommandOptions& options, const Problem& problem, int ran
           {"seed", make_seed(options.problem)},
           {"backward", options.problem.backward},
           {"deterministic", true},
-          {"reproducible", options.problem.reproducible || ranks == 1}};
+          {"reproducible", options.problem.reproducible || (ranks == 1 && problem.dtype == DType::fp32)}};
 }
 
 Json environment_json(const std::string& instruction_set, int threads, const Launch& launch) {
