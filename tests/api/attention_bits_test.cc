@@ -101,14 +101,13 @@ TEST(AttentionBits, DoNotDependOnThreadsWhereResultsVanish) {
 // A NaN makes tiles take another path; rows that never see it must not notice who computes them.
 TEST(AttentionBits, DoNotDependOnThreadsBesideANaN) {
   for_each_case([](const Problem& problem, const std::string& instruction_set, std::int64_t number) {
-    for (std::size_t tensor = 0; tensor < 4; ++tensor) {
-      Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(number));
-      std::vector<double>* tensors[] = {&inputs.q, &inputs.k, &inputs.v, &inputs.dout};
-      std::vector<double>& spoiled = *tensors[tensor];
-      for (const double part : {0.1, 0.45, 0.8})
-        spoiled[static_cast<std::size_t>(part * static_cast<double>(spoiled.size()))] = NAN;
-      EXPECT_EQ(differences(problem, inputs, instruction_set), "") << "tensor " << tensor;
-    }
+    Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(number));
+    std::vector<double>* tensors[] = {&inputs.q, &inputs.k, &inputs.v, &inputs.dout};
+    const std::int64_t tensor = (number + number / 4) % 4;  // an instruction set meets all of them, type by type
+    std::vector<double>& spoiled = *tensors[tensor];
+    for (const double part : {0.1, 0.45, 0.8})
+      spoiled[static_cast<std::size_t>(part * static_cast<double>(spoiled.size()))] = NAN;
+    EXPECT_EQ(differences(problem, inputs, instruction_set), "") << "tensor " << tensor;
   });
 }
 
