@@ -19,7 +19,7 @@ namespace annulus::cpu {
 namespace {
 
 constexpr std::int64_t kWindow = 8192;  // items between two barriers: bounds the progress counters whatever N is
-constexpr std::int64_t kDone = INT64_MAX;
+constexpr std::int64_t kDone = INT64_MAX, kFailed = -1;  // beside the turns of a stretch, which count from 1
 
 // Key tiles of a stretch. Queries are packed once a stretch, so it should be long; packed keys and values, dk and dv
 // (five fp32 rows a key) must stay below 2.5 MiB. A function of the head size alone: the order of the sums in dq
@@ -117,8 +117,15 @@ struct Turns {
   const std::atomic<std::int64_t>* before;  // how far the stretch before has come; null for the first of a group
   std::atomic<std::int64_t>* own;
 
-  void await(std::int64_t turn) const {
-    while (before != nullptr && before->load(std::memory_order_acquire) < turn) std::this_thread::yield();
+  // False: the stretch before has failed, and this one need not go on.
+  bool await(std::int64_t turn) const {
+    if (before == nullptr) return true;
+    for (;;) {
+      const std::int64_t reached = before->load(std::memory_order_acquire);
+      if (reached == kFailed) return false;
+      if (reached >= turn) return true;
+      std::this_thread::yield();
+    }
   }
   void pass(std::int64_t turn) const { own->store(turn, std::memory_order_release); }
 };
@@ -126,7 +133,8 @@ struct Turns {
 // A stretch that ends by an exception, of a rank that was told to stop, must not leave the next one waiting.
 struct Leave {
   const Turns& turns;
-  ~Leave() { turns.pass(kDone); }
+  bool done = false;
+  ~Leave() { turns.pass(done ? kDone : kFailed); }
 };
 
 class Stretch {
@@ -155,12 +163,15 @@ class Stretch {
  private:
   void run_class(const Item& item, std::int64_t phase_class, const std::vector<std::int64_t>& heads,
                  const Meeting& meeting, Turns turns) {
-    const Leave leave{turns};
+    Leave leave{turns};
     const Problem& problem = context_.problem;
     const Rows group = item.task->rows(item.segment, phase_class, context_.dilation(*item.task));
     const Rows all_queries = intersect(group, meeting.queries->rows());
     const Rows keys = take_stretch(intersect(group, meeting.keys->rows()), item.stretch);
-    if (all_queries.empty() || keys.empty()) return;
+    if (all_queries.empty() || keys.empty()) {
+      leave.done = true;
+      return;
+    }
     const RowSource::Found found = meeting.keys->find(item.kv_head, phase_class, keys);
     const KeyTensors& tensors = meeting.keys->tensors;
     pack_keys(source_rows(tensors.k, item.batch, found.head, found.rows),
@@ -179,7 +190,7 @@ class Stretch {
         queries_.pack(meeting.queries->tensors, meeting.wanted, item.batch, row_head, queries);
         differentiate(diagonal.from(first, 0), queries.count, keys.count, meeting.wanted);
         if (meeting.wanted == Wanted::dk_dv) continue;
-        turns.await(turn);
+        if (!turns.await(turn)) return;
         context_.tiles.add_rows(dq_, queries.count, static_cast<float>(*problem.scale),
                                 target_rows(meeting.queries->tensors.dq, item.batch, row_head, queries));
         turns.pass(turn);
@@ -190,6 +201,7 @@ class Stretch {
       context_.tiles.add_rows(dk_, keys.count, kLn2, target_rows(tensors.dk, item.batch, found.head, found.rows));
       context_.tiles.add_rows(dv_, keys.count, 1.0f, target_rows(tensors.dv, item.batch, found.head, found.rows));
     }
+    leave.done = true;
   }
 
   Rows take_stretch(const Rows& keys, std::int64_t stretch) const {
