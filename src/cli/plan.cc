@@ -261,7 +261,7 @@ int plan(const CommandOptions& options) {
   check_reports(report_paths(options));
   job.options = job.setup.options;
   job.options.device.threads = threads_of(job);
-  const std::vector<int> ranks = ranks_to_predict(job.setup.sharding, job.problem.tokens);
+  const std::vector<int> ranks = sample_ranks(job.setup.sharding, job.problem.tokens);
   job.options.slot_bytes = slots_of(job, ranks);
   const Outlook outlook = look_ahead(job, ranks);
   const Room room = room_for(job, outlook);

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
-#include "annulus/transport.h"
+#include "annulus/carrier.h"
 #include "cli/launcher.h"
 #include "exec/schedule.h"
 #include "plan/shard.h"
@@ -15,29 +14,8 @@
 namespace annulus::cli {
 namespace {
 
-constexpr int kEveryRank = 16;                               // up to so many, all are predicted
 constexpr std::int64_t kLeastSlot = std::int64_t{64} << 10;  // below, messages cost more than what they carry
 constexpr std::int64_t kMostExchanges = 1 << 20;             // of a pass
-
-// One rank of a group whose other ranks agree with everything and never send.
-class NoTransport final : public Transport {
- public:
-  NoTransport(int rank, int size) : rank_(rank), size_(size) {}
-  std::string_view name() const override { return "none"; }
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  void post(const Exchange&) override {}
-  bool poll() override { return true; }
-  void wait() override {}
-  std::vector<std::string> all_gather(const std::string& text) override {
-    return std::vector<std::string>(static_cast<std::size_t>(size_), text);
-  }
-  void abort(const std::string&) noexcept override {}
-
- private:
-  int rank_;
-  int size_;
-};
 
 }  // namespace
 
@@ -52,8 +30,8 @@ std::int64_t Prediction::sent_bytes(bool with_backward) const {
 
 Prediction predict(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options,
                    std::int64_t transport_bytes) {
-  NoTransport nowhere(rank, sharding.ranks);
-  const RankAttention attention(problem, sharding, nowhere, options);
+  const auto ahead = make_carried_transport(rank, sharding.ranks, nullptr);
+  const RankAttention attention(problem, sharding, *ahead, options);
   Prediction result;
   result.rank = rank;
   result.rows = attention.rows();
@@ -96,25 +74,6 @@ Fit fit_slots(const Problem& problem, const Sharding& sharding, int rank, RankOp
     const Schedule schedule(problem, sharding, options.strategy, rank, options.slot_bytes);
     if (schedule.count() == 0 || schedule.count() >= kMostExchanges || options.slot_bytes / 2 < kLeastSlot) return fit;
   }
-}
-
-std::vector<int> ranks_to_predict(const Sharding& sharding, std::int64_t tokens) {
-  const int ranks = sharding.ranks;
-  std::set<int> chosen;
-  if (ranks <= kEveryRank) {
-    for (int rank = 0; rank < ranks; ++rank) chosen.insert(rank);
-  } else {
-    chosen = {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1};
-    std::int64_t most = -1;
-    int largest = 0;
-    for (int rank = 0; rank < ranks; ++rank)
-      if (const std::int64_t rows = count_rows(pieces_of(sharding, tokens, rank)); rows > most) {
-        most = rows;
-        largest = rank;
-      }
-    chosen.insert(largest);
-  }
-  return {chosen.begin(), chosen.end()};
 }
 
 Traffic traffic_of(const std::vector<std::int64_t>& sent, int ranks) {

@@ -41,9 +41,6 @@ struct Fit {
 Fit fit_slots(const Problem& problem, const Sharding& sharding, int rank, RankOptions options,
               std::int64_t transport_bytes, bool with_backward, std::int64_t limit);
 
-// The ranks that `plan` looks at: all of them, or where that would take long, the ends, the middle and the largest.
-std::vector<int> ranks_to_predict(const Sharding& sharding, std::int64_t tokens);
-
 // Sent over all ranks, and by the rank that sends most.
 struct Traffic {
   std::int64_t total = 0;

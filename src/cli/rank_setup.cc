@@ -26,7 +26,7 @@ bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
   // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
   RankOptions options = setup.options;
   if (options.device.threads == 0) options.device.threads = 1;
-  return std::ranges::all_of(ranks_to_predict(setup.sharding, problem.tokens), [&](int rank) {
+  return std::ranges::all_of(sample_ranks(setup.sharding, problem.tokens), [&](int rank) {
     return fit_slots(problem, setup.sharding, rank, options, staging, with_backward, *setup.memory_limit).slot_bytes >
            0;
   });

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "annulus/errors.h"
 #include "annulus/problem.h"
@@ -10,37 +9,17 @@
 #include "plan/parcel.h"
 #include "plan/phase.h"
 #include "plan/reshard.h"
+#include "plan/shard.h"
 
 namespace annulus {
 namespace {
 
-constexpr int kEveryRank = 16;
 constexpr std::int64_t kMostUnits = 4096;  // of a segment: more of them are a plan that takes long to make
-
-// Ranks that stand for all: the ends, their neighbours and the middle, and the largest shard. (A cost model of 1,024
-// ranks must not make 1,024 plans.)
-std::set<int> sample_ranks(const Problem& problem, const Sharding& sharding) {
-  const int ranks = sharding.ranks;
-  std::set<int> sample;
-  if (ranks <= kEveryRank) {
-    for (int rank = 0; rank < ranks; ++rank) sample.insert(rank);
-    return sample;
-  }
-  std::int64_t most = -1;
-  int largest = 0;
-  for (int rank = 0; rank < ranks; ++rank)
-    if (const std::int64_t rows = count_rows(pieces_of(sharding, problem.tokens, rank)); rows > most) {
-      most = rows;
-      largest = rank;
-    }
-  for (const int rank : {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1, largest}) sample.insert(rank);
-  return sample;
-}
 
 Cost cost_of(const Problem& problem, const Sharding& sharding, Strategy strategy, const Rates& rates) {
   const double flop = 4.0 * static_cast<double>(problem.head_dim) * count_pairs(problem) / sharding.ranks;
   Cost cost{.strategy = strategy};
-  for (const int rank : sample_ranks(problem, sharding)) {
+  for (const int rank : sample_ranks(sharding, problem.tokens)) {
     const RankPlan plan = make_rank_plan(problem, sharding, strategy, rank);
     const std::int64_t bytes = received_bytes(problem, plan);
     std::int64_t messages = 0;
@@ -60,7 +39,7 @@ std::int64_t branch_bytes(const Problem& problem, const Sharding& sharding, std:
   Problem alone = problem;
   alone.pattern.branches = {problem.pattern.branches[branch]};
   std::int64_t most = 0;
-  for (const int rank : sample_ranks(problem, sharding))
+  for (const int rank : sample_ranks(sharding, problem.tokens))
     most = std::max(most, received_bytes(alone, make_rank_plan(alone, sharding, Strategy::exchange, rank)));
   return most;
 }
@@ -79,7 +58,7 @@ std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std
   only[branch] = true;
   const std::int64_t vector = problem.head_dim * size_of(problem.dtype);
   std::int64_t most = 0;
-  for (const int rank : sample_ranks(problem, sharding)) {
+  for (const int rank : sample_ranks(sharding, problem.tokens)) {
     const std::vector<Rows> pieces = pieces_of(sharding, problem.tokens, rank);
     std::int64_t bytes = 0;
     for (const Unit& unit : units_of(problem, shared_segments_of(problem, sharding, only, rank))) {
@@ -98,7 +77,7 @@ std::int64_t reshard_bytes(const Problem& problem, const Sharding& sharding, std
 bool deals_evenly(const Problem& problem, const Sharding& sharding, std::size_t branch) {
   std::vector<bool> only(problem.pattern.branches.size(), false);
   only[branch] = true;
-  for (const int rank : sample_ranks(problem, sharding))
+  for (const int rank : sample_ranks(sharding, problem.tokens))
     for (const SharedSegment& segment : shared_segments_of(problem, sharding, only, rank)) {
       const auto units = units_of(problem, {segment}).size(), ranks = segment.ranks.size();
       const auto turns = (units + ranks - 1) / ranks;  // of the busiest rank

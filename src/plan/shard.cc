@@ -1,6 +1,7 @@
 #include "plan/shard.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "annulus/errors.h"
@@ -87,6 +88,23 @@ std::int64_t count_rows(const std::vector<Rows>& pieces) {
   std::int64_t count = 0;
   for (const Rows& piece : pieces) count += piece.count;
   return count;
+}
+
+std::vector<int> sample_ranks(const Sharding& sharding, std::int64_t tokens) {
+  constexpr int kEveryRank = 16;
+  const int ranks = sharding.ranks;
+  std::set<int> sample;
+  std::int64_t most = -1;
+  int largest = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (ranks <= kEveryRank) sample.insert(rank);
+    const std::int64_t rows = count_rows(pieces_of(sharding, tokens, rank));
+    if (rows <= most) continue;
+    most = rows;
+    largest = rank;
+  }
+  if (ranks > kEveryRank) sample = {0, 1, ranks / 2 - 1, ranks / 2, ranks - 2, ranks - 1, largest};
+  return {sample.begin(), sample.end()};
 }
 
 }  // namespace annulus

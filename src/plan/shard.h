@@ -21,4 +21,8 @@ std::int64_t block_begin(std::int64_t tokens, std::int64_t blocks, std::int64_t 
 
 std::int64_t count_rows(const std::vector<Rows>& pieces);
 
+// Ranks that stand for all, in order: every one of up to 16; of more the ends, their neighbours, the middle and the
+// largest shard. (Who looks ahead over 1,024 ranks must not make 1,024 plans.)
+std::vector<int> sample_ranks(const Sharding& sharding, std::int64_t tokens);
+
 }  // namespace annulus

@@ -52,6 +52,13 @@ TEST(Shard, ZigzagPairsTheFirstBlockWithTheLast) {
   EXPECT_EQ(pieces_of(sharding, 8, 1), (std::vector<Rows>{{2, 1, 2}, {4, 1, 2}}));
 }
 
+TEST(Shard, ManyRanksAreSampled) {
+  EXPECT_EQ(sample_ranks(resolve(Sharding{.ranks = 5}, 100), 100), (std::vector<int>{0, 1, 2, 3, 4}));
+  Sharding many{.ranks = 100};
+  for (int i = 0; i <= 100; ++i) many.boundaries.push_back(i <= 77 ? 0 : i == 78 ? 90 : 100);
+  EXPECT_EQ(sample_ranks(resolve(many, 100), 100), (std::vector<int>{0, 1, 49, 50, 77, 98, 99})) << "77 is the largest";
+}
+
 TEST(Shard, RefusesWhatIsNoSharding) {
   EXPECT_THROW(resolve({.ranks = 0, .layout = Layout::striped, .boundaries = {}}, 8), InvalidArgument);
   EXPECT_THROW(resolve({.ranks = 2, .layout = Layout::zigzag, .boundaries = {0, 4, 8}}, 8), InvalidArgument);
