@@ -41,6 +41,9 @@ struct Exchange {
   std::int64_t step = 0;               // named in errors
   std::vector<Send> sends = {};        // at most one a peer; empty messages are not sent; a rank may send to itself
   std::vector<Receive> receives = {};  // at most one a peer
+  // GPU memory: the CUDA stream whose earlier work makes what is sent and frees what is received. Work that is queued
+  // on it after wait() finds everything arrived. Null: memory of the host.
+  void* stream = nullptr;
 };
 
 class Transport {

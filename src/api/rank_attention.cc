@@ -5,6 +5,7 @@
 #include "api/checks.h"
 #include "api/own_workspace.h"
 #include "exec/executor.h"
+#include "kernels/cuda/load.h"
 #include "kernels/device.h"
 #include "plan/choice.h"
 #include "plan/shard.h"
@@ -38,9 +39,6 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
-  if (parse_device(options.device.device).is_gpu)
-    throw Unsupported("ranks compute on the CPU; got device " + options.device.device +
-                      ": leave it out, or use Attention on one GPU");
   options = with_strategies(std::move(options), problem, sharding);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");
@@ -84,6 +82,14 @@ struct RankAttention::Impl {
   std::size_t workspace_bytes(Pass pass) const {
     return static_cast<std::size_t>(total_bytes(executor->workspace(pass)));
   }
+  // For one call. Freeing it waits for the device: who is in a hurry brings a workspace.
+  std::unique_ptr<cuda::DeviceMemory> device_memory(std::size_t bytes) const {
+    const cuda::Backend& backend = cuda::load_backend();
+    const Device device = parse_device(options.device.device);
+    return backend.allocate(device.index ? *device.index : backend.current_device(), bytes);
+  }
+
+  bool on_gpu() const { return parse_device(options.device.device).is_gpu; }
 
   template <class Args, class Run>
   void run(Args args, Pass pass, Run run) const {
@@ -94,7 +100,17 @@ struct RankAttention::Impl {
     });
     if (problem.batch == 0 || problem.tokens == 0) return;
     std::optional<OwnWorkspace> own;
-    if (args.workspace.empty()) together(transport, [&] { args.workspace = own.emplace(bytes).span(); });
+    std::unique_ptr<cuda::DeviceMemory> on_device;
+    if (on_gpu() && args.stream == nullptr) args.stream = cuda::kDefaultStream;
+    if (args.workspace.empty())
+      together(transport, [&] {
+        if (!on_gpu()) {
+          args.workspace = own.emplace(bytes).span();
+          return;
+        }
+        on_device = device_memory(bytes);
+        args.workspace = {static_cast<std::byte*>(on_device->data()), bytes};
+      });
     // The workspace outlives the call to abort: others may be reading slots in it.
     together(transport, [&] { run(args); });
   }

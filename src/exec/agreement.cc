@@ -1,4 +1,5 @@
 #include "exec/agreement.h"
+#include "kernels/device.h"
 
 #include <algorithm>
 #include <functional>
@@ -47,7 +48,8 @@ std::string describe(const Problem& problem, const Sharding& sharding, const Ran
        << "\ndocuments = " << list(problem.documents) << "\nphase = " << name(problem.pattern.phase)
        << "\ngradient = " << name(problem.pattern.gradient) << "\noutput_scale = " << problem.pattern.output_scale
        << "\npad_like_torchscale = " << problem.pattern.pad_like_torchscale << "\n";
-  text << "reproducible = " << options.reproducible << "\n";
+  text << "reproducible = " << options.reproducible
+       << "\ndevice = " << (parse_device(options.device.device).is_gpu ? "cuda" : "cpu") << "\n";
   for (const Strategy strategy : options.branches) text << "branch strategy = " << name(strategy) << "\n";
   for (const Branch& branch : problem.pattern.branches)
     text << "branch = segment " << branch.segment << ", dilation " << branch.dilation << ", heads " << branch.first_head

@@ -40,16 +40,17 @@ class CompleteExecutor final : public Executor {
         pieces_(pieces_of(sharding, problem.tokens, transport.rank())),
         range_(shared_range(problem, sharding, transport.rank())),
         parcels_(problem, pieces_, Cargo::keys),
-        kernels_(make_cpu_kernels(problem, plan, options.device, {pieces_, true})),
-        range_kernels_(make_cpu_kernels(problem, plan, options.device, {{range_}, true})),
+        kernels_(make_kernels(problem, plan, options.device, {pieces_, true})),
+        range_kernels_(make_kernels(problem, plan, options.device, {{range_}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
     plan_hash_ = agree(transport, describe(problem, sharding, options));
     kernels_->poll = range_kernels_->poll = [this] { transport_.poll(); };
   }
 
   void forward(ForwardArgs args) const override {
+    set_stream(args.stream);
     Carver carver(args.workspace.data());
-    const Memory memory = carve(Pass::forward, carver);
+    const Memory memory = carve(Pass::forward, {}, carver);
     gather({{args.k, memory.k}, {args.v, memory.v}}, memory.slot);
     args.workspace = memory.kernels;
     const KeySource all = gathered_keys(memory);
@@ -57,8 +58,9 @@ class CompleteExecutor final : public Executor {
   }
 
   void backward(BackwardArgs args) const override {
+    set_stream(args.stream);
     Carver carver(args.workspace.data());
-    const Memory memory = carve(Pass::backward, carver);
+    const Memory memory = carve(Pass::backward, args, carver);
     gather({{args.q, memory.q},
             {args.k, memory.k},
             {args.v, memory.v},
@@ -67,10 +69,7 @@ class CompleteExecutor final : public Executor {
             {lse_view<const void>(args.lse.data(), count_rows(pieces_)), lse_view<void>(memory.lse, range_.count)}},
            memory.slot);
     args.workspace = memory.kernels;
-    const bool rounds = problem_.dtype != DType::fp32;
-    const TensorView dq = rounds ? memory.dq : args.dq;
-    const TensorView dk = rounds ? memory.dk : args.dk;
-    const TensorView dv = rounds ? memory.dv : args.dv;
+    const auto& [dq, dk, dv] = memory.sums;
 
     const KeySource all = gathered_keys(memory);
     recorder_.time("attend", 0, 0, [&] { kernels_->backward(args, {.sources = {&all, 1}, .dq = dq}); });
@@ -85,10 +84,10 @@ class CompleteExecutor final : public Executor {
       range_kernels_->backward(range_args, {.sources = {&all, 1}, .dq = {}});  // Delta alone
       range_kernels_->backward(range_args, {.sources = own, .first = false, .dq = {}});
     });
-    if (!rounds) return;
-    kernels_->round(dq, args.dq);
-    kernels_->round(dk, args.dk);
-    kernels_->round(dv, args.dv);
+    if (kernels_->sums_are_results()) return;
+    kernels_->round(dq, Sum::dq, args.dq);
+    kernels_->round(dk, Sum::dk, args.dk);
+    kernels_->round(dv, Sum::dv, args.dv);
   }
 
   const std::vector<Rows>& pieces() const override { return pieces_; }
@@ -96,7 +95,7 @@ class CompleteExecutor final : public Executor {
 
   std::vector<MemoryComponent> workspace(Pass pass) const override {
     Carver carver;
-    carve(pass, carver);
+    carve(pass, {}, carver);
     return carver.components();
   }
 
@@ -115,7 +114,7 @@ class CompleteExecutor final : public Executor {
     std::byte* slot = nullptr;
     TensorView q, k, v, out, dout;  // of all gathered rows
     float* lse = nullptr;
-    TensorView dq, dk, dv;  // fp32 sums of this rank's rows, for 16-bit results
+    GradientSums sums;  // of this rank's rows
   };
 
   static Rows shared_range(const Problem& problem, const Sharding& sharding, int rank) {
@@ -139,7 +138,9 @@ class CompleteExecutor final : public Executor {
     return problem_.batch * count_rows(rows) * row;
   }
 
-  Memory carve(Pass pass, Carver& carver) const {
+  void set_stream(void* stream) const { kernels_->stream = range_kernels_->stream = stream; }
+
+  Memory carve(Pass pass, const BackwardArgs& args, Carver& carver) const {
     Memory memory;
     const std::int64_t kernel_bytes =
         std::max(total_bytes(kernels_->workspace(pass)),
@@ -160,10 +161,7 @@ class CompleteExecutor final : public Executor {
     for (TensorView* view : {&memory.q, &memory.out, &memory.dout})
       *view = tensor("gathered", problem_.dtype, range_.count, problem_.heads);
     memory.lse = carver.take<float>("gathered", problem_.batch * problem_.heads * range_.count);
-    if (problem_.dtype == DType::fp32) return memory;
-    memory.dq = tensor("sums", DType::fp32, count_rows(pieces_), problem_.heads);
-    memory.dk = tensor("sums", DType::fp32, count_rows(pieces_), problem_.kv_heads);
-    memory.dv = tensor("sums", DType::fp32, count_rows(pieces_), problem_.kv_heads);
+    memory.sums = kernels_->carve_sums(carver, args);
     return memory;
   }
 
@@ -186,7 +184,7 @@ class CompleteExecutor final : public Executor {
       }
     }
     for (int s = 1; s < sharding_.ranks; ++s) {
-      Exchange exchange{.plan = plan_hash_, .step = s, .sends = {}, .receives = {}};
+      Exchange exchange{.plan = plan_hash_, .step = s, .sends = {}, .receives = {}, .stream = kernels_->stream};
       Send send{.peer = ahead(transport_.rank(), s, sharding_.ranks), .blocks = {}};
       for (const Gathered& tensor : tensors)
         for (const Rows& rows : sent_rows(s))
@@ -219,7 +217,7 @@ class CompleteExecutor final : public Executor {
 
   // Puts these positions where they belong among the gathered ones.
   void place(const ConstTensorView& from, const Rows& positions, const TensorView& all) const {
-    copy(from, part_of(all, memory_rows(positions, range_)));
+    kernels_->copy(from, part_of(all, memory_rows(positions, range_)));
   }
 
   const Problem& problem_;

@@ -35,7 +35,7 @@ Forecast::Freight::Freight(const Problem& problem, const Sharding& sharding, int
       parcels(problem, schedule.pieces(), cargo) {}
 
 Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank,
-                   const RankOptions& options)
+                   const RankOptions& options, bool partial)
     : problem_(problem),
       ranks_(sharding.ranks),
       dealt_out_(shared_segments_of(problem, sharding, resharded(options.branches), rank)),
@@ -45,8 +45,8 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
                          ? std::make_unique<Freight>(problem, sharding, rank, options, Cargo::queries)
                          : nullptr),
       resharding_(problem, sharding, key_freight_.parcels, units_of(problem, dealt_out_), rank, options.device),
-      kernels_(make_cpu_kernels(problem, plan_, options.device, {pieces(), sharding.ranks > 1})) {
-  if (problem.pattern.gradient != Gradient::detached || sharding.ranks == 1) return;
+      kernels_(make_kernels(problem, plan_, options.device, {pieces(), !is_alone(), partial && is_alone()})) {
+  if (problem.pattern.gradient != Gradient::detached || is_alone()) return;
   for (const Branch& branch : problem.pattern.branches) {
     auto alone = std::make_unique<Alone>();
     alone->problem = problem;
@@ -55,13 +55,9 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
     alone->plan = make_plan(alone->problem);
     RankOptions alone_options = options;
     alone_options.branches = {options.strategy};
-    alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, alone_options);
+    alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, alone_options, true);
     alone_.push_back(std::move(alone));
   }
-}
-
-TensorView Forecast::sums(float* data, std::int64_t heads) const {
-  return {data, DType::fp32, {problem_.batch, rows(), heads, problem_.head_dim}};
 }
 
 std::int64_t Forecast::count_exchanges(Pass pass) const {
@@ -159,23 +155,13 @@ RankMemory Forecast::carve_slots(Pass pass, Carver& carver) const {
 RankMemory Forecast::carve_forward(Carver& carver, const TensorView& out) const {
   RankMemory memory = carve_slots(Pass::forward, carver);
   if (!keeps_states()) return memory;
-  const std::int64_t row_count = problem_.batch * problem_.heads * rows();
-  memory.states.maximum = carver.take<float>("states", row_count);
-  memory.states.sum = carver.take<float>("states", row_count);
-  memory.states.values =
-      stores_sums() ? sums(carver.take<float>("states", row_count * problem_.head_dim), problem_.heads) : out;
+  memory.states = kernels_->carve_states(carver, out);
   return memory;
 }
 
 RankMemory Forecast::carve_backward(Carver& carver, const BackwardArgs& args) const {
   RankMemory memory = carve_slots(Pass::backward, carver);
-  const auto sums_for = [&](const TensorView& result, std::int64_t heads) {
-    if (!stores_sums()) return result;
-    return sums(carver.take<float>("sums", problem_.batch * rows() * heads * problem_.head_dim), heads);
-  };
-  memory.dq = sums_for(args.dq, problem_.heads);
-  memory.dk = sums_for(args.dk, problem_.kv_heads);
-  memory.dv = sums_for(args.dv, problem_.kv_heads);
+  memory.sums = is_alone() ? GradientSums{args.dq, args.dk, args.dv} : kernels_->carve_sums(carver, args);
   std::int64_t branch = 0;
   for (const auto& alone : alone_) branch = std::max(branch, total_bytes(alone->forecast->workspace(Pass::forward)));
   auto* start = carver.take<std::byte>("branch", branch);

@@ -30,8 +30,8 @@ struct RankMemory {
   SoftmaxStates states;
   std::array<std::byte*, 2> slots{};      // exchange e arrives in slot e % 2
   std::array<std::byte*, 2> gradients{};  // of what lies in that slot
-  TensorView dq, dk, dv;                  // fp32 sums; the results themselves where those are fp32
-  std::span<std::byte> branch;            // for one branch alone, with the detached gradient
+  GradientSums sums;
+  std::span<std::byte> branch;  // for one branch alone, with the detached gradient
   Resharding::Memory reshard;
 
   std::byte* slot(std::int64_t e) const { return slots[static_cast<std::size_t>(e % 2)]; }
@@ -41,7 +41,9 @@ struct RankMemory {
 class Forecast {
  public:
   // Takes a resolved problem and a resolved sharding, which must outlive it; no automatic strategy, one a branch.
-  Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank, const RankOptions& options);
+  // `partial`: results in fp32, whatever the inputs are.
+  Forecast(const Problem& problem, const Plan& plan, const Sharding& sharding, int rank, const RankOptions& options,
+           bool partial = false);
 
   const std::vector<Rows>& pieces() const { return key_freight_.schedule.pieces(); }
   std::int64_t rows() const { return count_rows(pieces()); }
@@ -58,6 +60,11 @@ class Forecast {
   }
   const ParcelMemory& own_parcels() const { return key_freight_.parcels; }
   const Resharding& resharding() const { return resharding_; }
+  // Whether this rank's rows are a sequence of their own: nothing travels.
+  bool is_alone() const {
+    return key_freight_.schedule.count() == 0 && resharding_.empty() && pieces().size() <= 1 &&
+           (pieces().empty() || pieces().front().stride == 1);
+  }
   // Whether states wait in memory: for keys that arrive, or for results that come home.
   bool keeps_states() const { return key_freight_.schedule.last_receive() > 0 || !resharding_.empty(); }
   Kernels& kernels() const { return *kernels_; }
@@ -82,13 +89,11 @@ class Forecast {
   std::vector<std::int64_t> sent_to(Pass pass) const;
 
   // One code path carves and measures.
-  bool stores_sums() const { return problem_.dtype != DType::fp32 && ranks_ > 1; }
   RankMemory carve_forward(Carver& carver, const TensorView& out) const;
   RankMemory carve_backward(Carver& carver, const BackwardArgs& args) const;
   std::vector<MemoryComponent> workspace(Pass pass) const;
 
  private:
-  TensorView sums(float* data, std::int64_t heads) const;
   RankMemory carve_slots(Pass pass, Carver& carver) const;
 
   const Problem& problem_;

@@ -1,6 +1,5 @@
 #include "exec/parcels_in_memory.h"
 
-#include <cstring>
 #include <stdexcept>
 
 namespace annulus {
@@ -123,19 +122,6 @@ std::vector<KeySource> own_keys(const Problem& problem, const std::vector<Rows>&
     first += piece.count;
   }
   return sources;
-}
-
-void copy(const ConstTensorView& from, const TensorView& to) {
-  const std::int64_t size = size_of(to.dtype);
-  const auto offset = [size](const auto& view, std::int64_t batch, std::int64_t row, std::int64_t head) {
-    return (batch * view.stride[0] + row * view.stride[1] + head * view.stride[2]) * size;
-  };
-  for (std::int64_t batch = 0; batch < to.shape[0]; ++batch)
-    for (std::int64_t row = 0; row < to.shape[1]; ++row)
-      for (std::int64_t head = 0; head < to.shape[2]; ++head)
-        std::memcpy(static_cast<std::byte*>(to.data) + offset(to, batch, row, head),
-                    static_cast<const std::byte*>(from.data) + offset(from, batch, row, head),
-                    static_cast<std::size_t>(to.shape[3] * size));
 }
 
 }  // namespace annulus

@@ -65,9 +65,6 @@ class ParcelMemory {
 std::vector<KeySource> own_keys(const Problem& problem, const std::vector<Rows>& pieces, int rank,
                                 const KeyTensors& tensors);
 
-// Tensors of one shape, row by row.
-void copy(const ConstTensorView& from, const TensorView& to);
-
 // Some rows of one head, or of all (head < 0), of a tensor. One that is not there stays so.
 template <class View>
 View part_of(View view, const Rows& rows, std::int64_t head = -1) {

@@ -33,9 +33,9 @@ class ReplicatedExecutor final : public Executor {
         ranks_(sharding.ranks),
         transport_(transport),
         pieces_(pieces_of(sharding, problem.tokens, transport.rank())),
-        partial_kernels_(make_cpu_kernels(partial_problem_, partial_plan_, options.device, {{all_rows()}, true})),
-        kernels_(make_cpu_kernels(problem, plan, options.device, {{all_rows()}, true})),
-        slice_kernels_(make_cpu_kernels(problem, plan, options.device, {{slice(transport.rank())}, true})),
+        partial_kernels_(make_kernels(partial_problem_, partial_plan_, options.device, {{all_rows()}, true, true})),
+        kernels_(make_kernels(problem, plan, options.device, {{all_rows()}, true})),
+        slice_kernels_(make_kernels(problem, plan, options.device, {{slice(transport.rank())}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
     if (problem.pattern.gradient == Gradient::detached && ranks_ > 1)
       throw Unsupported("replicated queries need the exact gradient; got the detached one: use another strategy");
@@ -45,8 +45,9 @@ class ReplicatedExecutor final : public Executor {
   }
 
   void forward(ForwardArgs args) const override {
+    set_stream(args.stream);
     Carver carver(args.workspace.data());
-    const Memory memory = carve(Pass::forward, carver);
+    const Memory memory = carve(Pass::forward, args.out, carver);
     const Rows own = slice(transport_.rank());
     ForwardArgs partial = args;
     partial.out = memory.values;
@@ -70,15 +71,16 @@ class ReplicatedExecutor final : public Executor {
     if (!own.empty())
       slice_kernels_->forward(merged, {.sources = {}, .first = false, .last = true, .states = memory.states});
     const TensorView lse = lse_view(args.lse.empty() ? memory.lse : args.lse.data(), problem_.tokens);
-    copy(lse_view(memory.slice_lse, own.count), part_of(lse, own));
+    kernels_->copy(lse_view(memory.slice_lse, own.count), part_of(lse, own));
     gather_slices({args.out, lse}, memory);
   }
 
   void backward(BackwardArgs args) const override {
+    set_stream(args.stream);
     Carver carver(args.workspace.data());
-    const Memory memory = carve(Pass::backward, carver);
+    const Memory memory = carve(Pass::backward, {}, carver);
     const Rows own = slice(transport_.rank());
-    const bool rounds = problem_.dtype != DType::fp32;
+    const bool rounds = !kernels_->sums_are_results();
     args.workspace = memory.kernels;
     const TensorView dk = rounds ? memory.dk : args.dk, dv = rounds ? memory.dv : args.dv;
     const std::vector<KeySource> keys = keys_of({args.k, args.v, dk, dv});
@@ -86,11 +88,11 @@ class ReplicatedExecutor final : public Executor {
     for (int s = 1; s < ranks_; ++s)
       swap_slices(s, {memory.values}, memory,
                   [&](const std::vector<TensorView>& got) { kernels_->add(got[0], part_of(memory.values, own)); });
-    kernels_->round(part_of(memory.values, own), part_of(args.dq, own));
+    kernels_->round(part_of(memory.values, own), Sum::dq, part_of(args.dq, own));
     gather_slices({args.dq}, memory);
     if (!rounds) return;
-    kernels_->round(dk, args.dk);
-    kernels_->round(dv, args.dv);
+    kernels_->round(dk, Sum::dk, args.dk);
+    kernels_->round(dv, Sum::dv, args.dv);
   }
 
   const std::vector<Rows>& pieces() const override { return pieces_; }
@@ -99,7 +101,7 @@ class ReplicatedExecutor final : public Executor {
 
   std::vector<MemoryComponent> workspace(Pass pass) const override {
     Carver carver;
-    carve(pass, carver);
+    carve(pass, {}, carver);
     return carver.components();
   }
 
@@ -138,7 +140,11 @@ class ReplicatedExecutor final : public Executor {
   }
   std::int64_t lse_bytes() const { return problem_.batch * problem_.heads * 4; }
 
-  Memory carve(Pass pass, Carver& carver) const {
+  void set_stream(void* stream) const {
+    for (Kernels* kernels : {partial_kernels_.get(), kernels_.get(), slice_kernels_.get()}) kernels->stream = stream;
+  }
+
+  Memory carve(Pass pass, const TensorView& out, Carver& carver) const {
     Memory memory;
     const std::int64_t kernel_bytes =
         std::max({total_bytes(partial_kernels_->workspace(pass)), total_bytes(kernels_->workspace(pass)),
@@ -155,11 +161,9 @@ class ReplicatedExecutor final : public Executor {
     if (pass == Pass::forward) {
       const std::int64_t heads = problem_.batch * problem_.heads;
       memory.lse = carver.take<float>("partial results", heads * problem_.tokens);
-      memory.states.values = sums("states", own, problem_.heads);
-      memory.states.maximum = carver.take<float>("states", heads * own);
-      memory.states.sum = carver.take<float>("states", heads * own);
+      memory.states = slice_kernels_->carve_states(carver, part_of(out, slice(transport_.rank())));
       memory.slice_lse = carver.take<float>("states", heads * own);
-    } else if (problem_.dtype != DType::fp32) {
+    } else if (!kernels_->sums_are_results()) {
       memory.dk = sums("sums", count_rows(pieces_), problem_.kv_heads);
       memory.dv = sums("sums", count_rows(pieces_), problem_.kv_heads);
     }
@@ -200,14 +204,14 @@ class ReplicatedExecutor final : public Executor {
     for (int s = 1; s < ranks_; ++s) {
       const int to = ahead(transport_.rank(), s, ranks_), from = behind(transport_.rank(), s, ranks_);
       const auto views = move(ranks_ + s, tensors, slice(transport_.rank()), to, slice(from), from, memory);
-      for (std::size_t i = 0; i < tensors.size(); ++i) copy(views[i], part_of(tensors[i], slice(from)));
+      for (std::size_t i = 0; i < tensors.size(); ++i) kernels_->copy(views[i], part_of(tensors[i], slice(from)));
     }
   }
 
   // Sends rows of the tensors and receives others, which lie dense in the slot.
   std::vector<TensorView> move(int step, const std::vector<TensorView>& tensors, const Rows& sent, int to,
                                const Rows& received, int from, const Memory& memory) const {
-    Exchange exchange{.plan = plan_hash_, .step = step, .sends = {}, .receives = {}};
+    Exchange exchange{.plan = plan_hash_, .step = step, .sends = {}, .receives = {}, .stream = kernels_->stream};
     Send send{.peer = to, .blocks = {}};
     std::vector<TensorView> views;
     std::byte* data = memory.slot;

@@ -46,8 +46,8 @@ Resharding::Resharding(const Problem& problem, const Sharding& sharding, const P
       entry = std::make_unique<Short>();
       entry->problem = resolve(part);
       entry->plan = make_plan(entry->problem);
-      entry->kernels =
-          make_cpu_kernels(entry->problem, entry->plan, device, {{Rows{0, 1, unit.rows.count}}, /*stepwise=*/true});
+      entry->kernels = make_kernels(entry->problem, entry->plan, device,
+                                    {{Rows{0, 1, unit.rows.count}}, /*stepwise=*/true, /*partial=*/true});
     }
 }
 
@@ -108,8 +108,15 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
   float* lse = take_rows();
   float* delta = forward ? nullptr : take_rows();
   const TensorView values = take(DType::fp32, heads, dim);  // out, or dq
-  const TensorView dk = forward ? TensorView{} : take(DType::fp32, 1, dim);
-  const TensorView dv = forward ? TensorView{} : take(DType::fp32, 1, dim);
+  // dk and dv of a row lie together, as a GPU's kernel leaves them.
+  const TensorView both = forward ? TensorView{} : take(DType::fp32, 1, 2 * dim);
+  const auto half_of_both = [&](std::int64_t i) {
+    TensorView view = both;
+    view.shape[3] = dim;
+    if (view.data != nullptr) view.data = static_cast<float*>(view.data) + i * dim;
+    return view;
+  };
+  const TensorView dk = half_of_both(0), dv = half_of_both(1);
   const TensorView q = take(problem_.dtype, heads, dim);
   const TensorView dout = forward ? TensorView{} : take(problem_.dtype, heads, dim);
   const TensorView k = take(problem_.dtype, 1, dim);
@@ -247,7 +254,7 @@ Exchange Resharding::come_home(Pass pass, const Tensors& own, const Memory& memo
 
 // ---- what is done with it
 
-void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, const std::function<void()>& poll) const {
+void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, const Kernels& kernels) const {
   // Make the units whole.
   const std::byte* data = memory.slot;
   std::vector<int> sources = peers_;
@@ -260,10 +267,10 @@ void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, co
         for (const Rows& rows : rows_of(unit, source)) {
           const TensorView to = part_of(lane.unit, memory_rows(rows, unit.rows));
           if (source == rank_) {
-            copy(part_of(lane.own, parcels_.own_rows(rows)), to);
+            kernels.copy(part_of(lane.own, parcels_.own_rows(rows)), to);
             continue;
           }
-          copy(ConstTensorView(data, to.dtype, to.shape), to);
+          kernels.copy(ConstTensorView(data, to.dtype, to.shape), to);
           data += to.shape[0] * to.shape[1] * to.shape[3] * size_of(to.dtype);
         }
     }
@@ -271,7 +278,8 @@ void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, co
     const Unit& unit = units_[u];
     if (unit.computer != rank_) continue;
     const Short& part = short_problem(pass, unit);
-    part.kernels->poll = poll;
+    part.kernels->poll = kernels.poll;
+    part.kernels->stream = kernels.stream;
     const auto count = static_cast<std::size_t>(problem_.batch * unit.rows.count) * unit.heads.size();
     // The first lanes of a unit know where its tensors begin.
     const std::vector<Lane> in = lanes(pass, false, unit, own, memory.units[u]);
@@ -288,11 +296,12 @@ void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, co
                              .v = v,
                              .out = whole(out[1].unit, heads),
                              .lse = {static_cast<float*>(out[0].unit.data), count},
-                             .workspace = memory.kernels},
+                             .workspace = memory.kernels,
+                             .stream = kernels.stream},
                             {.sources = {&source, 1}});
     } else {
       const std::size_t q = 2 * unit.heads.size();  // behind lse and Delta of each head
-      const TensorView dk = whole(out[out.size() - 2].unit, 1), dv = whole(out.back().unit, 1);
+      const TensorView dk = out[out.size() - 2].unit, dv = out.back().unit;
       const KeySource source(part.problem, {.owner = rank_, .rows = {0, 1, unit.rows.count}}, {k, v, dk, dv});
       part.kernels->backward({.q = whole(in[q].unit, heads),
                               .k = k,
@@ -303,7 +312,8 @@ void Resharding::compute(Pass pass, const Tensors& own, const Memory& memory, co
                               .dq = {},
                               .dk = {},
                               .dv = {},
-                              .workspace = memory.kernels},
+                              .workspace = memory.kernels,
+                              .stream = kernels.stream},
                              {.sources = {&source, 1},
                               .delta = static_cast<const float*>(in[1].unit.data),
                               .dq = whole(out[0].unit, heads)});

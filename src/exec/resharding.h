@@ -5,7 +5,6 @@
 //   backward   q, dout, k, v with lse and Delta go out; dq, dk and dv come home, in fp32
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -58,7 +57,7 @@ class Resharding {
 
   // In this order, each exchange posted and waited for by the caller.
   Exchange go_out(Pass pass, const Tensors& own, const Memory& memory) const;
-  void compute(Pass pass, const Tensors& own, const Memory& memory, const std::function<void()>& poll) const;
+  void compute(Pass pass, const Tensors& own, const Memory& memory, const Kernels& kernels) const;
   Exchange come_home(Pass pass, const Tensors& own, const Memory& memory) const;
   void merge(Pass pass, const Tensors& own, const Memory& memory, const Kernels& kernels) const;
 

@@ -16,7 +16,7 @@ namespace {
 
 class StreamingExecutor final : public Executor {
  public:
-  // `agreed` is the hash of what the ranks have agreed on already; without, they do so now.
+  // `agreed`: this is a branch alone, of ranks that have agreed on this hash. Without, they agree now.
   StreamingExecutor(const Problem& problem, const Plan& plan, const Sharding& sharding, Transport& transport,
                     const RankOptions& options, std::optional<std::uint64_t> agreed = {});
 
@@ -54,7 +54,7 @@ class StreamingExecutor final : public Executor {
   };
   void reshard(Pass pass, const Resharding::Tensors& own, const RankMemory& memory, const Around& around) const;
 
-  bool is_detached() const { return !branches_.empty(); }
+  bool is_detached() const { return !branches_.empty(); }  // and not alone
   void make_deltas(const BackwardArgs& args, const RankMemory& memory) const;
 
   const Problem& problem_;
@@ -73,7 +73,7 @@ StreamingExecutor::StreamingExecutor(const Problem& problem, const Plan& plan, c
                                      std::optional<std::uint64_t> agreed)
     : problem_(problem),
       transport_(transport),
-      forecast_(problem, plan, sharding, transport.rank(), options),
+      forecast_(problem, plan, sharding, transport.rank(), options, agreed.has_value()),
       query_problem_(problem_of_queries(problem)),
       kernels_(forecast_.kernels()),
       recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
@@ -135,7 +135,7 @@ std::vector<QuerySource> StreamingExecutor::arrived_queries(std::int64_t e, cons
 
 bool StreamingExecutor::post(Pass pass, std::int64_t e, const RankMemory& memory, const Tensors& own) const {
   if (e > forecast_.count_exchanges(pass)) return false;
-  Exchange exchange{.plan = plan_of(pass), .step = e, .sends = {}, .receives = {}};
+  Exchange exchange{.plan = plan_of(pass), .step = e, .sends = {}, .receives = {}, .stream = kernels_.stream};
   const Step now = forecast_.freight(pass).schedule.exchange(e), then = forecast_.returning(pass, e);
   std::int64_t moved = 0;
   for (const int peer : peers_of(now.sends, then.returns)) {
@@ -194,7 +194,7 @@ void StreamingExecutor::add_cargo(Pass pass, std::int64_t e, const std::vector<P
 void StreamingExecutor::add_home(std::int64_t e, const RankMemory& memory) const {
   const auto& [cargo, schedule, parcels] = forecast_.freight(Pass::backward);
   const std::vector<TensorView> sums =
-      cargo == Cargo::keys ? std::vector{memory.dk, memory.dv} : std::vector{memory.dq};
+      cargo == Cargo::keys ? std::vector{memory.sums.dk, memory.sums.dv} : std::vector{memory.sums.dq};
   std::byte* data = memory.slot(e);
   for (const Arrival& arrival : forecast_.arrivals(Pass::backward, e)) {
     for (const Parcel& parcel : arrival.home) {
@@ -214,6 +214,7 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
   const auto move = [&](std::int64_t number, std::int64_t step, Exchange exchange) {
     exchange.plan = plan_of(pass);
     exchange.step = step;
+    exchange.stream = kernels_.stream;
     std::int64_t moved = 0;
     for (const Send& send : exchange.sends) moved += total_bytes(send.blocks);
     if (!exchange.sends.empty() || !exchange.receives.empty())
@@ -223,7 +224,7 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
   move(kGoOut, 0, resharding.go_out(pass, own, memory.reshard));
   around.meanwhile();
   wait(kGoOut);
-  recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_.poll); });
+  recorder_.time("attend", kGoOut, 0, [&] { resharding.compute(pass, own, memory.reshard, kernels_); });
   move(kComeHome, forecast_.count_exchanges(pass) + 1, resharding.come_home(pass, own, memory.reshard));
   wait(kComeHome);
   around.after_home();
@@ -233,6 +234,7 @@ void StreamingExecutor::reshard(Pass pass, const Resharding::Tensors& own, const
 // ---- the two loops
 
 void StreamingExecutor::forward(ForwardArgs args) const {
+  kernels_.stream = args.stream;
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_forward(carver, args.out);
   const Tensors own{args.k, args.v};
@@ -267,26 +269,32 @@ void StreamingExecutor::forward(ForwardArgs args) const {
 // room in dq, which is yet to be made.
 void StreamingExecutor::make_deltas(const BackwardArgs& args, const RankMemory& memory) const {
   for (std::size_t i = 0; i < branches_.size(); ++i) {
-    branches_[i]->forward(
-        {.q = args.q, .k = args.k, .v = args.v, .out = memory.dq, .lse = {}, .workspace = memory.branch});
-    kernels_.delta(args, static_cast<int>(i), memory.dq);
+    branches_[i]->forward({.q = args.q,
+                           .k = args.k,
+                           .v = args.v,
+                           .out = memory.sums.dq,
+                           .lse = {},
+                           .workspace = memory.branch,
+                           .stream = args.stream});
+    kernels_.delta(args, static_cast<int>(i), memory.sums.dq);
   }
 }
 
 void StreamingExecutor::backward(BackwardArgs args) const {
+  kernels_.stream = args.stream;
   Carver carver(args.workspace.data());
   const RankMemory memory = forecast_.carve_backward(carver, args);
   args.workspace = memory.kernels;
   if (is_detached()) make_deltas(args, memory);
-  // No keys yet: Delta is made, and dq starts at 0. One rank alone has all keys at once.
-  const bool one_rank = transport_.size() == 1;
-  if (!one_rank) kernels_.backward(args, {.sources = {}, .has_delta = is_detached(), .dq = memory.dq});
+  // No keys yet: Delta is made, and dq starts at 0. Who is alone has all keys at once.
+  const bool alone = forecast_.is_alone();
+  if (!alone) kernels_.backward(args, {.sources = {}, .has_delta = is_detached(), .dq = memory.sums.dq});
   const auto attend = [&](std::int64_t e, const BackwardStep& step) {
     recorder_.time("attend", e, 0, [&] { kernels_.backward(args, step); });
   };
-  const std::vector<KeySource> keys = own_sources({args.k, args.v, memory.dk, memory.dv});
-  const auto attend_own = [&] { attend(0, {.sources = keys, .first = one_rank, .dq = memory.dq}); };
-  const float* delta = one_rank ? nullptr : kernels_.delta(args);
+  const std::vector<KeySource> keys = own_sources({args.k, args.v, memory.sums.dk, memory.sums.dv});
+  const auto attend_own = [&] { attend(0, {.sources = keys, .first = alone, .dq = memory.sums.dq}); };
+  const float* delta = alone ? nullptr : kernels_.delta(args);
   const auto numbers = [&](const float* data) {
     return single_numbers<const void>(data, problem_.batch, forecast_.rows(), problem_.heads);
   };
@@ -303,9 +311,9 @@ void StreamingExecutor::backward(BackwardArgs args) const {
                                       .lse = args.lse.data(),
                                       .delta = delta,
                                       .states = {},
-                                      .dq = memory.dq,
-                                      .dk = memory.dk,
-                                      .dv = memory.dv};
+                                      .dq = memory.sums.dq,
+                                      .dk = memory.sums.dk,
+                                      .dv = memory.sums.dv};
     reshard(Pass::backward, tensors, memory, {attend_own, post_first});
   } else {
     post_first();
@@ -317,16 +325,16 @@ void StreamingExecutor::backward(BackwardArgs args) const {
     under_way = post(Pass::backward, e + 1, memory, own);
     if (keys_travel) {
       const std::vector<KeySource> arrived = arrived_keys(Pass::backward, e, memory);
-      if (!arrived.empty()) attend(e, {.sources = arrived, .first = false, .dq = memory.dq});
+      if (!arrived.empty()) attend(e, {.sources = arrived, .first = false, .dq = memory.sums.dq});
     } else {
       const std::vector<QuerySource> visitors = arrived_queries(e, memory);
       if (!visitors.empty()) attend(e, {.sources = keys, .visitors = visitors, .first = false, .dq = {}});
     }
   }
-  if (!forecast_.stores_sums()) return;
-  kernels_.round(memory.dq, args.dq);
-  kernels_.round(memory.dk, args.dk);
-  kernels_.round(memory.dv, args.dv);
+  if (alone || kernels_.sums_are_results()) return;
+  kernels_.round(memory.sums.dq, Sum::dq, args.dq);
+  kernels_.round(memory.sums.dk, Sum::dk, args.dk);
+  kernels_.round(memory.sums.dv, Sum::dv, args.dv);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "annulus/attention.h"
 #include "kernels/row_source.h"
+#include "kernels/workspace.h"
 #include "plan/plan.h"
 
 namespace annulus {
@@ -20,9 +21,10 @@ namespace annulus {
 struct Shard {
   std::vector<Rows> pieces;
   bool stepwise = false;
+  bool partial = false;  // one step, whose results others will merge or add: in fp32, whatever the inputs are
 };
 
-// The softmax states of a rank's rows (softmax_state.h) between two steps.
+// The softmax states of a rank's rows (softmax_state.h) between two steps, in the kernels' own order.
 struct SoftmaxStates {
   TensorView values;         // fp32, [batch, rows, heads, head_dim]; may be `out` itself
   float* maximum = nullptr;  // [batch, heads, rows]
@@ -47,6 +49,12 @@ struct BackwardStep {
   TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
 
+// The sums of a rank's gradients between two steps, fp32, in the kernels' own units: `round` makes results of them.
+struct GradientSums {
+  TensorView dq, dk, dv;
+};
+enum class Sum { dq, dk, dv };
+
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -55,6 +63,11 @@ class Kernels {
   virtual int threads() const = 0;
   // The parts of the workspace that a pass needs. Laid one behind the other, each from a multiple of 64 bytes on.
   virtual std::vector<MemoryComponent> workspace(Pass pass) const = 0;
+  // Memory for what a pass keeps between its steps. The results themselves, where those can hold it.
+  virtual SoftmaxStates carve_states(Carver& carver, const TensorView& out) const = 0;
+  virtual GradientSums carve_sums(Carver& carver, const BackwardArgs& args) const = 0;
+  // Whether those sums are the results, once everything is added: then nothing is left to round.
+  virtual bool sums_are_results() const = 0;
 
   // Arguments have been checked; the workspace is there, and is left alone between two steps of a pass.
   virtual void forward(const ForwardArgs& args, const ForwardStep& step) const = 0;
@@ -70,15 +83,20 @@ class Kernels {
   virtual void merge(const ConstTensorView& out, const ConstTensorView& lse, const SoftmaxStates& states,
                      std::int64_t head, const Rows& rows) const = 0;
 
-  // For fp32 sums of the same shape: target += source, and target = source, rounded.
+  // For tensors of the same shape. Of fp32 sums: target += source, and target = source, rounded.
   virtual void add(const ConstTensorView& source, const TensorView& target) const = 0;
-  virtual void round(const ConstTensorView& source, const TensorView& target) const = 0;
+  virtual void round(const ConstTensorView& source, Sum which, const TensorView& target) const = 0;
+  virtual void copy(const ConstTensorView& from, const TensorView& to) const = 0;
 
   // Called now and then while a pass is computed, by any of its threads: whoever has bytes to move hooks in here.
   std::function<void()> poll;
+  // On a GPU: the stream that everything is queued on. Nothing waits for it.
+  void* stream = nullptr;
 };
 
-// Problem and plan must outlive the kernels.
+// On the device that the options name. Problem and plan must outlive the kernels.
+std::unique_ptr<Kernels> make_kernels(const Problem& problem, const Plan& plan, const Options& options,
+                                      const Shard& shard);
 std::unique_ptr<Kernels> make_cpu_kernels(const Problem& problem, const Plan& plan, const Options& options,
                                           const Shard& shard);
 

@@ -24,6 +24,7 @@ class RowSource {
 
   bool serves(int branch) const { return parcel_.branch == kEveryBranch || parcel_.branch == branch; }
   const Rows& rows() const { return parcel_.rows; }
+  const Parcel& parcel() const { return parcel_; }
 
   // Rows of the tensors, and the head in them, that hold these positions of one class.
   struct Found {

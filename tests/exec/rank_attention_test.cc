@@ -70,19 +70,6 @@ RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {
 }
 
 // Every combination of what users choose, on a problem in which nothing divides anything.
-TEST(RankAttention, RefusesAGpu) {
-  const auto group = make_thread_group(1);
-  RankOptions options;
-  options.device.device = "cuda";
-  Problem problem;
-  problem.tokens = 10;
-  problem.heads = 1;
-  problem.head_dim = 8;
-  problem.pattern = make_pattern(Preset::longnet, {5}, {1}, 1);
-  support::expect_refused_as<Unsupported>([&] { RankAttention(problem, {}, *group.front(), options); },
-                                          {"ranks compute on the CPU", "device cuda", "Attention"});
-}
-
 TEST(RankAttention, EveryLayoutAndStrategy) {
   std::uint64_t seed = 0;
   for (const int ranks : {1, 2, 3, 4, 5, 8})

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "annulus/errors.h"
 #include "kernels/cpu/backward.h"
@@ -38,6 +39,22 @@ class CpuKernels : public Kernels {
   std::vector<MemoryComponent> workspace(Pass pass) const override {
     return pass == Pass::forward ? cpu::forward_workspace(context_) : cpu::backward_workspace(context_);
   }
+  SoftmaxStates carve_states(Carver& carver, const TensorView& out) const override {
+    const std::int64_t rows = context_.problem.batch * context_.problem.heads * context_.rows();
+    SoftmaxStates states;
+    states.maximum = carver.take<float>("states", rows);
+    states.sum = carver.take<float>("states", rows);
+    states.values = sums_or(out, "states", context_.problem.heads, carver);
+    return states;
+  }
+  GradientSums carve_sums(Carver& carver, const BackwardArgs& args) const override {
+    GradientSums sums;
+    sums.dq = sums_or(args.dq, "sums", context_.problem.heads, carver);
+    sums.dk = sums_or(args.dk, "sums", context_.problem.kv_heads, carver);
+    sums.dv = sums_or(args.dv, "sums", context_.problem.kv_heads, carver);
+    return sums;
+  }
+  bool sums_are_results() const override { return context_.problem.dtype == DType::fp32; }
   void forward(const ForwardArgs& args, const ForwardStep& step) const override { cpu::forward(context_, args, step); }
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {
     cpu::backward(context_, args, step);
@@ -66,7 +83,7 @@ class CpuKernels : public Kernels {
       }
     });
   }
-  void round(const ConstTensorView& source, const TensorView& target) const override {
+  void round(const ConstTensorView& source, Sum, const TensorView& target) const override {
     for_each_strip(target, [&](std::int64_t batch, std::int64_t head, const Rows& rows) {
       alignas(64) std::array<float, static_cast<std::size_t>(kStripRows * cpu::kMaxHeadDim)> sums;
       std::array<float, static_cast<std::size_t>(kStripRows)> factors;
@@ -75,9 +92,25 @@ class CpuKernels : public Kernels {
       context_.tiles.store_rows(sums.data(), rows.count, factors.data(), cpu::target_rows(target, batch, head, rows));
     });
   }
+  void copy(const ConstTensorView& from, const TensorView& to) const override {
+    const std::int64_t bytes = to.shape[3] * size_of(to.dtype);
+    for (std::int64_t batch = 0; batch < to.shape[0]; ++batch)
+      for (std::int64_t row = 0; row < to.shape[1]; ++row)
+        for (std::int64_t head = 0; head < to.shape[2]; ++head)
+          std::memcpy(cpu::row_pointer(to, batch, row, head), cpu::row_pointer(from, batch, row, head),
+                      static_cast<std::size_t>(bytes));
+  }
 
  private:
   static constexpr std::int64_t kStripRows = 16;
+
+  // The result itself where it is fp32.
+  TensorView sums_or(const TensorView& result, const char* component, std::int64_t heads, Carver& carver) const {
+    const Problem& problem = context_.problem;
+    if (sums_are_results()) return result;
+    return {carver.take<float>(component, problem.batch * context_.rows() * heads * problem.head_dim), DType::fp32,
+            {problem.batch, context_.rows(), heads, problem.head_dim}};
+  }
 
   // Eq. 5 for one row: a partial result counts as one key with logit `lse`.
   void merge_row(const float* out, float lse, float& maximum, float& sum, float* values) const {

@@ -101,10 +101,24 @@ class Attend {
   __device__ float* key_down() { return query_down_ + Shape::kQueryRows; }
   __device__ float* value_down() { return key_down() + kKeys; }
 
+  // Rows of queries or keys from the first one on.
+  struct Run {
+    const T* from;
+    std::int64_t stride;
+  };
+  __device__ static Run rows_at(const void* data, const RowRun& rows) {
+    return {static_cast<const T*>(data) + rows.at, rows.stride};
+  }
+  __device__ Run rows_at(const void* data, const Strides& stride, std::int64_t head, std::int64_t position,
+                         std::int64_t step) const {
+    return {static_cast<const T*>(data) + tile_.batch * stride.batch + head * stride.head + position * stride.token,
+            step * stride.token};
+  }
+
   __device__ void load_queries() {
-    const T* q = static_cast<const T*>(launch_.q) + tile_.batch * launch_.q_stride.batch +
-                 tile_.head * launch_.q_stride.head + tile_.position * launch_.q_stride.token;
-    const std::int64_t stride = tile_.stride * launch_.q_stride.token;
+    const auto [q, stride] = launch_.meetings.tiles != nullptr
+                                 ? rows_at(launch_.q, launch_.meetings.tiles[tile_.meeting].x)
+                                 : rows_at(launch_.q, launch_.q_stride, tile_.head, tile_.position, tile_.stride);
     if constexpr (kSplit)
       split_rows<kDim, Shape::kRow, Shape::kThreads>(queries_, query_down_, q, stride, tile_.rows, Shape::kQueryRows,
                                                      launch_.head_dim, aligned_);
@@ -115,25 +129,29 @@ class Attend {
 
   __device__ void load_block(const Place& place, int slot) {
     const TileBranch& part = tile_.branches[place.branch];
-    const std::int64_t dilation = launch_.tiling.branches[part.branch].dilation;
-    const std::int64_t kv_head = tile_.head / launch_.sharers;
-    const std::int64_t position = part.key_begin + dilation * place.block * kKeys;
-    const int count = min(kKeys, part.keys - place.block * kKeys);
-    const T* k = static_cast<const T*>(launch_.k) + tile_.batch * launch_.k_stride.batch +
-                 kv_head * launch_.k_stride.head + position * launch_.k_stride.token;
-    const T* v = static_cast<const T*>(launch_.v) + tile_.batch * launch_.v_stride.batch +
-                 kv_head * launch_.v_stride.head + position * launch_.v_stride.token;
-    const auto load = [&](T* to, auto row, const T* from, std::int64_t stride) {
-      load_rows<T, row.value, Shape::kThreads>(to, from, dilation * stride, count, kKeys, launch_.head_dim, aligned_);
+    Run k, v;
+    if (launch_.meetings.tiles != nullptr) {
+      const MeetingPart& met = launch_.meetings.parts[part.branch];
+      k = rows_at(launch_.k, met.u);
+      v = rows_at(launch_.v, met.w);
+    } else {
+      const int kv_head = tile_.head / launch_.sharers, dilation = launch_.tiling.branches[part.branch].dilation;
+      k = rows_at(launch_.k, launch_.k_stride, kv_head, part.key_begin, dilation);
+      v = rows_at(launch_.v, launch_.v_stride, kv_head, part.key_begin, dilation);
+    }
+    const int first = place.block * kKeys, count = min(kKeys, part.keys - first);
+    const auto load = [&](T* to, auto row, const Run& rows) {
+      load_rows<T, row.value, Shape::kThreads>(to, rows.from + first * rows.stride, rows.stride, count, kKeys,
+                                               launch_.head_dim, aligned_);
     };
     if constexpr (kSplit) {
       const std::integral_constant<int, Shape::kRawRow> row;
-      load(raw_, row, k, launch_.k_stride.token);
-      load(raw_ + kKeys * Shape::kRawRow, row, v, launch_.v_stride.token);
+      load(raw_, row, k);
+      load(raw_ + kKeys * Shape::kRawRow, row, v);
     } else {
       const std::integral_constant<int, Shape::kRow> row;
-      load(keys(slot), row, k, launch_.k_stride.token);
-      load(values(slot), row, v, launch_.v_stride.token);
+      load(keys(slot), row, k);
+      load(values(slot), row, v);
     }
   }
 
@@ -213,8 +231,9 @@ class Attend {
           top = fmaxf(top, x);
         }
       top = largest_of_row(top);
-      // Finite but for odd inputs: every row sees the first key of its group, so the first block has one for it.
-      const float now = fmaxf(m_[r], top);
+      // Finite but for odd inputs: every row sees the first key of its group, so the first block has one for it. Only
+      // where ranks meet may a row see nothing of a block.
+      const float now = fmaxf(m_[r], top), base = now == -INFINITY ? 0.0f : now;
       if (__any_sync(0xffffffffu, now > m_[r])) rescale(r, m_[r] == now ? 1.0f : exp2f(m_[r] - now));
       m_[r] = now;
 #pragma unroll
@@ -222,7 +241,7 @@ class Attend {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = own[n][r % 2 * 2 + c];
-          x = kSplit ? exp2f(x - now) : ptx::exp2_approx(x - now);
+          x = kSplit ? exp2f(x - base) : ptx::exp2_approx(x - base);
           l_[r] += x;
         }
       if constexpr (kSplit) down[r] = scale_weights(own, r);
@@ -362,7 +381,9 @@ __global__ void __launch_bounds__(Layout<T, kDim, kWide>::kThreads)
     if (threadIdx.x == 0) {
       const auto index = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull));
       done = index >= launch.tile_count;
-      if (!done) {
+      if (!done && launch.meetings.tiles != nullptr) {
+        meet(launch.meetings, static_cast<int>(index), Layout<T, kDim, kWide>::kKeys, tile);
+      } else if (!done) {
         at = find_stretch(launch.stretches, launch.stretch_count, index, at);
         const Stretch& stretch = launch.stretches[at];
         locate(launch.tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);

@@ -10,6 +10,7 @@
 #include "kernels/cuda/backward.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/peak.h"
+#include "kernels/cuda/rank_kernels.h"
 #include "plan/plan.h"
 
 namespace annulus::cuda {
@@ -159,6 +160,11 @@ class CudaBackend : public Backend {
   std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan, const PassOptions& options) const override {
     const DeviceScope scope(options.device);
     return std::make_unique<GpuPasses>(problem, plan, options);
+  }
+  std::unique_ptr<Kernels> kernels(const Problem& problem, const Plan& plan, const PassOptions& options,
+                                   const Shard& shard) const override {
+    const DeviceScope scope(options.device);
+    return make_rank_kernels(problem, plan, options, shard);
   }
   std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
     const DeviceScope scope(device);

@@ -11,10 +11,14 @@
 #include <string>
 
 #include "kernels/cuda/forward.h"
+#include "kernels/kernels.h"
 #include "kernels/passes.h"
 #include "kernels/peak.h"
 
 namespace annulus::cuda {
+
+// What a null stream means, as a stream that is not null (cudaStreamLegacy).
+inline void* const kDefaultStream = reinterpret_cast<void*>(1);
 
 struct PassOptions {
   int device = 0;
@@ -40,6 +44,9 @@ class Backend {
   // Takes a resolved problem and its plan.
   virtual std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan,
                                          const PassOptions& options) const = 0;
+  // Of one rank. Problem and plan must outlive them.
+  virtual std::unique_ptr<Kernels> kernels(const Problem& problem, const Plan& plan, const PassOptions& options,
+                                           const Shard& shard) const = 0;
 
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
   // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.

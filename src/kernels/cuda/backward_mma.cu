@@ -23,6 +23,7 @@ bool is_aligned(const GradientLaunch& g, const LaunchShape& shape) {
            (shape.batch == 1 || stride.batch % kUnit == 0);
   };
   const Launch& launch = g.common;
+  if (launch.meetings.tiles != nullptr) return launch.meetings.aligned;
   return launch.head_dim % kUnit == 0 && fits(launch.q, launch.q_stride) && fits(launch.k, launch.k_stride) &&
          fits(launch.v, launch.v_stride) && fits(g.dout, g.dout_stride);
 }

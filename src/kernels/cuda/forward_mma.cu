@@ -19,6 +19,7 @@ int padded_dim(std::int64_t head_dim) {
 
 template <class T>
 bool is_aligned(const Launch& launch, const LaunchShape& shape) {
+  if (launch.meetings.tiles != nullptr) return launch.meetings.aligned;
   constexpr std::int64_t kUnit = 16 / sizeof(T);
   const auto fits = [&](const void* data, const Strides& stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.token % kUnit == 0 && stride.head % kUnit == 0 &&

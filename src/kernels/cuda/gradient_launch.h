@@ -42,9 +42,10 @@ struct GradientLaunch {
   std::int64_t delta_offset[kMaxBranches] = {};  // of a branch of the tiling; eq. 7 has one Delta for all
   float* dq_sums = nullptr;                      // [batch, heads] of SumLayout, for kernels that add to dq
   SumLayout sums;
-  float factor = 1;        // of dq and dk
-  float value_factor = 1;  // of dv
-  bool causal = false;     // tilings of keys do not say so: their order is that of the queries
+  float factor = 1;                 // of dq and dk
+  float value_factor = 1;           // of dv
+  bool causal = false;              // tilings of keys do not say so: their order is that of the queries
+  float* sums_of_meetings[2] = {};  // what meetings add to: dq; or dk and dv. Without the factors
 };
 
 // All rows of one kind, row by row; see gradient_rows.cu.
@@ -56,7 +57,7 @@ struct GradientRowLaunch {
 
 // The first block of queries that a tile of keys meets, blocks of `rows`.
 ANNULUS_HOST_DEVICE int first_block(const TileBranch& part, bool causal, int rows) {
-  return causal ? part.first / rows : 0;
+  return first_met_block(causal, part.first, rows);
 }
 
 // The branches of a tile of keys as one query head has them.

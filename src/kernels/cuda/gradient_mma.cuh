@@ -90,7 +90,9 @@ class GradientWalk {
     const int own_head = tile_.head;  // of the tile's kind: take_head goes through query heads
     start();
     load_tile(own_head);
-    if constexpr (kKeys) {
+    if (meets()) {
+      walk();
+    } else if constexpr (kKeys) {
       for (int head = own_head * launch_.sharers; head < (own_head + 1) * launch_.sharers; ++head) {
         __syncthreads();
         if (threadIdx.x == 0) take_head(launch_.tiling, *stretch_, g_.causal, head, tile_);
@@ -120,17 +122,33 @@ class GradientWalk {
     return (static_cast<std::int64_t>(tile_.batch) * launch_.heads + tile_.head) * launch_.tokens + position;
   }
 
+  // Rows of queries or keys from the first one on.
+  struct Run {
+    const T* from;
+    std::int64_t stride;
+  };
+  __device__ static Run rows_at(const void* data, const RowRun& rows) {
+    return {static_cast<const T*>(data) + rows.at, rows.stride};
+  }
+  __device__ bool meets() const { return launch_.meetings.tiles != nullptr; }
+  __device__ const MeetingTile& meeting() const { return launch_.meetings.tiles[tile_.meeting]; }
+  __device__ const MeetingPart& met(const TileBranch& part) const { return launch_.meetings.parts[part.branch]; }
+
   __device__ void load_tile(int own_head) {
     if (tile_.rows == 0) return;
     const void* x = kKeys ? launch_.k : launch_.q;
     const void* y = kKeys ? launch_.v : g_.dout;
     const Strides x_stride = kKeys ? launch_.k_stride : launch_.q_stride;
     const Strides y_stride = kKeys ? launch_.v_stride : g_.dout_stride;
-    load_rows<T, Shape::kRow>(x_, place(x, x_stride, tile_.batch, own_head, tile_.position),
-                              tile_.stride * x_stride.token, tile_.rows, kTileRows, launch_.head_dim, aligned_);
-    if constexpr (kNeedsDp)
-      load_rows<T, Shape::kRow>(y_, place(y, y_stride, tile_.batch, own_head, tile_.position),
-                                tile_.stride * y_stride.token, tile_.rows, kTileRows, launch_.head_dim, aligned_);
+    const auto rows_of = [&](const void* data, const Strides& stride, const RowRun& given) {
+      if (meets()) return rows_at(data, given);
+      return Run{place(data, stride, tile_.batch, own_head, tile_.position), tile_.stride * stride.token};
+    };
+    const auto load = [&](T* to, const Run& rows) {
+      load_rows<T, Shape::kRow>(to, rows.from, rows.stride, tile_.rows, kTileRows, launch_.head_dim, aligned_);
+    };
+    load(x_, rows_of(x, x_stride, meets() ? meeting().x : RowRun{}));
+    if constexpr (kNeedsDp) load(y_, rows_of(y, y_stride, meets() ? meeting().y : RowRun{}));
   }
 
   __device__ int first_row(const Place& at) const {
@@ -140,27 +158,58 @@ class GradientWalk {
 
   __device__ void load_block(const Place& at, int slot) {
     const TileBranch& part = tile_.branches[at.branch];
-    const std::int64_t dilation = launch_.tiling.branches[part.branch].dilation;
     const int first = first_row(at);
-    const std::int64_t position = part.key_begin + dilation * first;
     const int count = min(kRows, part.keys - first);
-    const int head = kKeys ? tile_.head : tile_.head / launch_.sharers;
     const void* from = kKeys ? launch_.q : launch_.k;
     const void* other = kKeys ? g_.dout : launch_.v;
-    const Strides from_stride = kKeys ? launch_.q_stride : launch_.k_stride;
-    const Strides other_stride = kKeys ? g_.dout_stride : launch_.v_stride;
-    load_rows<T, Shape::kRow>(u(slot), place(from, from_stride, tile_.batch, head, position),
-                              dilation * from_stride.token, count, kRows, launch_.head_dim, aligned_);
-    load_rows<T, Shape::kRow>(w(slot), place(other, other_stride, tile_.batch, head, position),
-                              dilation * other_stride.token, count, kRows, launch_.head_dim, aligned_);
+    Run rows, other_rows;
+    if (meets()) {
+      rows = rows_at(from, met(part).u);
+      other_rows = rows_at(other, met(part).w);
+    } else {
+      const Strides stride = kKeys ? launch_.q_stride : launch_.k_stride;
+      const Strides other_stride = kKeys ? g_.dout_stride : launch_.v_stride;
+      const int head = kKeys ? tile_.head : tile_.head / launch_.sharers;
+      const std::int64_t dilation = launch_.tiling.branches[part.branch].dilation;
+      rows = {place(from, stride, tile_.batch, head, part.key_begin), dilation * stride.token};
+      other_rows = {place(other, other_stride, tile_.batch, head, part.key_begin), dilation * other_stride.token};
+    }
+    const auto load = [&](T* to, const Run& of) {
+      load_rows<T, Shape::kRow>(to, of.from + first * of.stride, of.stride, count, kRows, launch_.head_dim, aligned_);
+    };
+    load(u(slot), rows);
+    load(w(slot), other_rows);
     if constexpr (kKeys) {
       const int i = static_cast<int>(threadIdx.x);
       if (i < 2 * kRows) {
-        const float* numbers = i < kRows ? g_.lse : g_.delta + g_.delta_offset[part.branch];
         const bool there = i % kRows < count;
-        load_number(lse(slot) + i, numbers + number_row(position + (there ? dilation * (i % kRows) : 0)), there);
+        const int row = first + (there ? i % kRows : 0);
+        load_number(lse(slot) + i, i < kRows ? lse_of(part, row) : delta_of(part, row), there);
       }
     }
+  }
+
+  // Of row i of a group of queries.
+  __device__ const float* lse_of(const TileBranch& part, int i) const {
+    return meets() ? number(g_.lse, met(part).lse, i) : g_.lse + group_number(part, i);
+  }
+  __device__ const float* delta_of(const TileBranch& part, int i) const {
+    return meets() ? number(g_.delta, met(part).delta, i)
+                   : g_.delta + g_.delta_offset[part.branch] + group_number(part, i);
+  }
+  // Of row r of a tile of queries.
+  __device__ const float* own_lse(int r) const {
+    return meets() ? number(g_.lse, meeting().lse, tile_row(r)) : g_.lse + number_row(position(r));
+  }
+  __device__ const float* own_delta(const TileBranch& part, int r) const {
+    return meets() ? number(g_.delta, meeting().delta, tile_row(r))
+                   : g_.delta + g_.delta_offset[part.branch] + number_row(position(r));
+  }
+  __device__ static const float* number(const float* data, const RowRun& rows, int i) {
+    return data + rows.at + i * rows.stride;
+  }
+  __device__ std::int64_t group_number(const TileBranch& part, int i) const {
+    return number_row(part.key_begin + static_cast<std::int64_t>(launch_.tiling.branches[part.branch].dilation) * i);
   }
 
   __device__ void walk() {
@@ -202,10 +251,10 @@ class GradientWalk {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!kKeys) {  // of this lane's rows
-        lse_log2_[r] = inside(r) ? g_.lse[number_row(position(r))] * kLog2E : 0.0f;
+        lse_log2_[r] = inside(r) ? *own_lse(r) * kLog2E : 0.0f;
         weight_[r] = weighted_[r] = 0.0f;
       }
-      if (!tile_.continues || !inside(r) || kSums == 0) continue;
+      if (!tile_.continues || meets() || !inside(r) || kSums == 0) continue;
       if (__ldcg(&launch_.state_sums[state_row(r)].y) == 0.0f) continue;
       const float* from = launch_.state_values + state_row(r) * (kStateParts * launch_.head_dim);
 #pragma unroll
@@ -261,7 +310,7 @@ class GradientWalk {
   // Eq. 8 has another Delta for each branch.
   __device__ float branch_delta(int branch, int r) {
     if (!inside(r)) return 0.0f;
-    return __ldg(g_.delta + g_.delta_offset[tile_.branches[branch].branch] + number_row(position(r)));
+    return __ldg(own_delta(tile_.branches[branch], r));
   }
 
   __device__ void finish(int own_head) {
@@ -272,7 +321,9 @@ class GradientWalk {
         bad = !store_delta(r) || bad;
       } else {
         if (!inside(r)) continue;
-        if (tile_.is_last)
+        if (meets())
+          add_to_sums(r);
+        else if (tile_.is_last)
           bad = !store(own_head, r) || bad;
         else
           store_state(r);
@@ -340,6 +391,20 @@ class GradientWalk {
             __stcg(to + i * launch_.head_dim + column(n) + c, sums_[i][0][n][2 * r + c]);
   }
 
+  __device__ void add_to_sums(int r) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int which = kPart == Part::dv ? 1 : i;
+      const RowRun& rows = meeting().sums[which];
+      float* to = g_.sums_of_meetings[which] + rows.at + tile_row(r) * rows.stride;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (column(n) + c < launch_.head_dim) to[column(n) + c] += sums_[i][0][n][2 * r + c];
+    }
+  }
+
   // Rows between the tile's own, if nothing covers them.
   __device__ void clear_uncovered(int own_head) {
     const int own = tile_.position - tile_.clear_begin;
@@ -381,7 +446,9 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) {
       const auto index = static_cast<std::int64_t>(atomicAdd(&common.control->next_tile, 1ull));
       done = index >= common.tile_count;
-      if (!done) {
+      if (!done && common.meetings.tiles != nullptr) {
+        meet(common.meetings, static_cast<int>(index), GradientLayout<T, kDim>::kRows, tile);
+      } else if (!done) {
         at = find_stretch(common.stretches, common.stretch_count, index, at);
         stretch = common.stretches + at;
         locate(common.tiling, *stretch, static_cast<unsigned>(index - stretch->first_tile), tile);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "annulus/tensor.h"
+#include "kernels/cuda/meeting.h"
 #include "kernels/cuda/tiling.h"
 
 namespace annulus::cuda {
@@ -46,6 +47,8 @@ struct Launch {
   unsigned* sets = nullptr;       // [set]: arrivals
   float2* state_sums = nullptr;   // [row]: (m, l), m in the kernel's own units; l = 0: nothing yet. Zeroed with control
   float* state_values = nullptr;  // [row, head_dim]: acc
+
+  Meetings meetings;  // instead of stretches, where there are any: the kernel `mma` alone
 };
 
 // All rows of the result, row by row; see attend_rows.cu.

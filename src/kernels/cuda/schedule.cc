@@ -45,7 +45,9 @@ class Maker {
     const bool apart = heads_are_apart();
     const Grouping grouping = choose_grouping(apart);
     fill_tiling(grouping, apart);
-    if (apart || grouping.size() == 1) {
+    if (rules_.kept_rows > 0) {
+      add_kept();
+    } else if (apart || grouping.size() == 1) {
       for (const Span& span : by_length())
         for (int sweep = 0; sweep < schedule_.sweep_count; ++sweep) add_document(span, sweep);
       if (problem_.causal) put_longest_first();
@@ -153,8 +155,9 @@ class Maker {
       sweep.first_branch = tiling.branch_count;
       sweep.branch_count = static_cast<int>(grouping[i].size());
       sweep.cell = INT_MAX;
-      sweep.continues = !apart && i > 0;
-      sweep.is_last = apart || i + 1 == grouping.size();
+      const bool kept = rules_.kept_rows > 0;
+      sweep.continues = kept || (!apart && i > 0);
+      sweep.is_last = !kept && (apart || i + 1 == grouping.size());
       for (const int b : grouping[i]) {
         tiling.branches[tiling.branch_count++] = shape(b);
         sweep.stride = std::max(sweep.stride, shape(b).dilation);
@@ -304,6 +307,28 @@ class Maker {
       if (stretch.heads == 0) return;
     }
     add_cells(stretch, 0, span.end - span.begin);
+  }
+
+  // All state is in memory: one sweep after the other.
+  void add_kept() {
+    schedule_.set_count = schedule_.sweep_count - 1;
+    int arrivals = 0;
+    for (int sweep = 0; sweep < schedule_.sweep_count; ++sweep) {
+      const std::int64_t before = schedule_.tile_count;
+      for (const Span& span : by_length())
+        for (int batch = 0; batch < problem_.batch; ++batch) {
+          Stretch stretch = whole_document(span, sweep);
+          stretch.first_batch = batch;
+          stretch.batches = 1;
+          stretch.signal_set = sweep + 1 < schedule_.sweep_count ? sweep : kNoSet;
+          stretch.wait_set = sweep > 0 ? sweep - 1 : kNoSet;
+          stretch.wait_count = arrivals;
+          stretch.state_row = batch * problem_.heads * rules_.kept_rows + rules_.kept_first;
+          stretch.state_span = static_cast<int>(rules_.kept_rows);
+          add_cells(stretch, 0, span.end - span.begin);
+        }
+      arrivals = to_int((schedule_.tile_count - before) * rules_.arrivals);
+    }
   }
 
   // A slab: rows whose state is in memory at the same time, as pieces: positions [begin, end) of a document, in some

@@ -33,6 +33,10 @@ struct ScheduleRules {
   int arrivals = 1;                             // signals of one tile
   std::int64_t state_bytes = 256ll << 20;       // aimed at; one head of one document is always there
   std::vector<std::vector<int>> forced_sweeps;  // for tests: branches of the problem, sweep by sweep
+  // State of all rows stays in memory, [batch, heads, kept_rows], positions from kept_first on: every sweep goes on
+  // from what is there and leaves it there. 0: results are written instead.
+  std::int64_t kept_rows = 0;
+  std::int64_t kept_first = 0;
 };
 
 // Whether the arithmetic of tiles holds the problem: few enough branches, positions in 31 bits.

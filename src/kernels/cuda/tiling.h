@@ -118,6 +118,7 @@ struct Tile {
   int wait_count = 0;
   int signal_set = kNoSet;
   std::int64_t state_row = 0;
+  int meeting = 0;  // of a list of meetings: which one this is
   TileBranch branches[kMaxBranches] = {};
 };
 
