@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/cuda/backward.h"
+#include "kernels/cuda/copies.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/peak.h"
 #include "plan/plan.h"
@@ -160,6 +161,7 @@ class CudaBackend : public Backend {
     const DeviceScope scope(options.device);
     return std::make_unique<GpuPasses>(problem, plan, options);
   }
+  std::unique_ptr<DeviceCopies> copies(int device, int lanes) const override { return make_copies(device, lanes); }
   std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
     const DeviceScope scope(device);
     return std::make_unique<Memory>(device, bytes);

@@ -13,6 +13,7 @@
 #include "kernels/cuda/forward.h"
 #include "kernels/passes.h"
 #include "kernels/peak.h"
+#include "transport/device_copies.h"
 
 namespace annulus::cuda {
 
@@ -40,6 +41,9 @@ class Backend {
   // Takes a resolved problem and its plan.
   virtual std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan,
                                          const PassOptions& options) const = 0;
+
+  // What transports move memory of the device with.
+  virtual std::unique_ptr<DeviceCopies> copies(int device, int lanes = 1) const = 0;
 
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
   // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.
