@@ -20,4 +20,14 @@ namespace annulus {
 std::vector<std::unique_ptr<Transport>> make_device_thread_group(int size, const std::vector<int>& devices,
                                                                  const TransportOptions& options = {});
 
+struct StagingOptions {
+  std::int64_t piece_bytes = std::int64_t{4} << 20;  // the same on all ranks; four pieces of pinned memory are taken
+  bool blocking = false;                             // as in TransportOptions
+};
+
+// GPU memory over a transport of the host (MPI, a carrier): packed into pinned memory, moved and unpacked piece by
+// piece, all three at the same time. MPI needs to know nothing of CUDA. The pieces move inside poll() and wait().
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
+                                                 const StagingOptions& options = {});
+
 }  // namespace annulus

@@ -2,6 +2,7 @@
 #include "annulus/device_transports.h"
 
 #include "kernels/cuda/load.h"
+#include "transport/staged.h"
 #include "transport/thread_boxes.h"
 
 namespace annulus {
@@ -16,6 +17,11 @@ std::vector<std::unique_ptr<Transport>> make_device_thread_group(int size, const
   std::vector<std::unique_ptr<DeviceCopies>> copies;
   for (const int device : devices) copies.push_back(backend.copies(device, size));
   return make_thread_group(std::move(copies), options);
+}
+
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
+                                                 const StagingOptions& options) {
+  return make_staged_transport(std::move(host), cuda::load_backend().copies(device, 2), options);
 }
 
 }  // namespace annulus

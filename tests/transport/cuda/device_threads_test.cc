@@ -24,11 +24,24 @@ RanksParam gpu_threads(int size) {
           }};
 }
 
+RanksParam staged_threads(int size, std::int64_t piece_bytes) {
+  return {"staged_" + std::to_string(size), [=] {
+            return std::make_unique<GpuThreadRanks>(size, [=](const TransportOptions& options) {
+              auto ranks = make_thread_group(size, options);
+              for (auto& rank : ranks) rank = make_staged_transport(std::move(rank), 0, {.piece_bytes = piece_bytes});
+              return ranks;
+            });
+          }};
+}
+
 std::string name_of(const ::testing::TestParamInfo<RanksParam>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(GpuThreads, Conformance,
-                         ::testing::Values(gpu_threads(1), gpu_threads(2), gpu_threads(3), gpu_threads(8)), name_of);
-INSTANTIATE_TEST_SUITE_P(GpuThreads, ConformanceFaults, ::testing::Values(gpu_threads(2), gpu_threads(4)), name_of);
+                         ::testing::Values(gpu_threads(1), gpu_threads(2), gpu_threads(3), gpu_threads(8),
+                                           staged_threads(2, 4 << 20), staged_threads(3, 70'001)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(GpuThreads, ConformanceFaults,
+                         ::testing::Values(gpu_threads(2), gpu_threads(4), staged_threads(3, 4 << 20)), name_of);
 
 void on_threads(std::vector<std::unique_ptr<Transport>> ranks, const std::vector<int>& devices,
                 const std::function<void(Transport&)>& body) {
