@@ -16,12 +16,13 @@ LAYERS = {
     "annulus": [],
     "numeric": ["annulus"],
     "plan": ["annulus", "numeric"],
-    "kernels": ["annulus", "numeric", *(f"plan/{file}.h" for file in ("parcel", "phase", "plan", "rows", "task"))],
+    "kernels": ["annulus", "numeric", *(f"plan/{file}.h" for file in ("parcel", "phase", "plan", "rows", "task")),
+                "transport/device_copies.h"],
     "transport": ["annulus", "numeric"],  # moves bytes; knows neither kernels nor plans
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
     "exec": ["annulus", "numeric", "plan", "kernels", "transport"],
-    "api": ["annulus", "numeric", "plan", "kernels", "exec", "reference/reference.h"],
+    "api": ["annulus", "numeric", "plan", "kernels", "exec", "transport", "reference/reference.h"],
     "cli": ["annulus", "numeric", "plan", "kernels", "transport", "exec", "reference", "io"],
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace annulus {
 
@@ -27,6 +28,12 @@ struct StridedBlock {
 };
 
 std::int64_t total_bytes(std::span<const StridedBlock> blocks);
+
+// The same bytes in the same order with runs as long as possible: an axis whose runs lie side by side becomes one run.
+StridedBlock with_longest_runs(StridedBlock block);
+
+// Blocks for the bytes [first, first + bytes) of the packed form.
+std::vector<StridedBlock> part_of(std::span<const StridedBlock> blocks, std::int64_t first, std::int64_t bytes);
 
 // Copies the block's bytes, in order, to `packed`; returns one behind the last.
 std::byte* pack(const StridedBlock& block, std::byte* packed);

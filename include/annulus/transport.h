@@ -41,8 +41,8 @@ struct Exchange {
   std::int64_t step = 0;               // named in errors
   std::vector<Send> sends = {};        // at most one a peer; empty messages are not sent; a rank may send to itself
   std::vector<Receive> receives = {};  // at most one a peer
-  // GPU memory: the CUDA stream whose earlier work makes what is sent and frees what is received. Work that is queued
-  // on it after wait() finds everything arrived. Null: memory of the host.
+  // GPU memory: the CUDA stream whose earlier work makes what is sent and frees what is received; all of it then lies
+  // on the rank's GPU. Null: memory of the host. (The default stream has the handle cudaStreamLegacy.)
   void* stream = nullptr;
 };
 
@@ -55,11 +55,12 @@ class Transport {
   virtual int size() const = 0;
 
   // Begins to move the exchange. What it sends must stay as it is, and what it receives must not be read, until wait()
-  // returns or throws.
+  // returns or throws. With a stream it does not wait for the GPU, and only work queued after wait() may touch either.
   virtual void post(const Exchange& exchange) = 0;
   // Makes progress without waiting: called between tiles by whoever computes. True when nothing is under way.
   virtual bool poll() = 0;
-  // Returns when all receives are complete and all sends may be overwritten.
+  // Returns when all receives are complete and all sends may be overwritten: by work that is queued on the stream from
+  // now on, where the exchange has one.
   virtual void wait() = 0;
 
   // Every rank's text, in order of rank: how ranks agree on the problem before the first transfer. A collective with a

@@ -53,6 +53,7 @@ class CarriedTransport final : public Transport {
 
 void CarriedTransport::post(const Exchange& exchange) {
   check_exchange(exchange, rank_, size_);
+  check_host_memory(exchange, name());
   if (!carrier_)
     throw InvalidArgument("a transport without a carrier moves nothing; got an exchange for step " +
                           std::to_string(exchange.step) + ": give it a carrier, or only ask for memory and traffic");

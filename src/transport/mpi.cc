@@ -96,6 +96,7 @@ MpiTransport::~MpiTransport() {
 
 void MpiTransport::post(const Exchange& exchange) {
   check_exchange(exchange, rank(), size());
+  check_host_memory(exchange, name());
   {
     const std::lock_guard turn(turn_);
     received_before_ = received_bytes_;

@@ -6,24 +6,6 @@
 namespace annulus {
 namespace {
 
-// The same bytes in the same order with runs as long as possible: an axis whose runs lie side by side becomes one run.
-StridedBlock with_longest_runs(StridedBlock block) {
-  std::array<Axis, 4> axes{};
-  std::size_t free = axes.size();  // axes[free...] are taken
-  for (std::size_t i = axes.size(); i-- > 0;) {
-    const Axis axis = block.axes[i];
-    if (axis.count == 1) continue;
-    if (free == axes.size() && axis.stride_bytes == block.run_bytes)
-      block.run_bytes *= axis.count;
-    else if (free < axes.size() && axis.stride_bytes == axes[free].count * axes[free].stride_bytes)
-      axes[free].count *= axis.count;
-    else
-      axes[--free] = axis;
-  }
-  block.axes = axes;
-  return block;
-}
-
 // A run of a size known to the compiler is a load and a store; a call of memcpy would take several times as long.
 template <std::size_t kBytes>
 std::byte* copy_short_runs(const std::byte* from, Axis axis, std::byte* to) {
@@ -53,7 +35,61 @@ std::byte* copy_runs(const std::byte* from, Axis axis, std::int64_t run_bytes, s
   return to;
 }
 
+// Appends the bytes [first, end) of a block whose axes before `axis` have one index: whole runs of that axis as one
+// block, and what is left of the indices at both ends by the axes inside.
+void append_part(StridedBlock block, std::size_t axis, std::int64_t first, std::int64_t end,
+                 std::vector<StridedBlock>& parts) {
+  if (first == end) return;
+  if (axis == block.axes.size()) {
+    parts.push_back({.data = block.data + first, .run_bytes = end - first});
+    return;
+  }
+  const Axis along = block.axes[axis];
+  const std::int64_t inner = block.bytes() / along.count;
+  const std::byte* const data = block.data;
+  const auto with = [&](std::int64_t index, std::int64_t count) {
+    block.data = data + index * along.stride_bytes;
+    block.axes[axis].count = count;
+    return block;
+  };
+  std::int64_t from = first / inner;
+  const std::int64_t to = end / inner;
+  if (from == to) return append_part(with(from, 1), axis + 1, first % inner, end % inner, parts);
+  if (first % inner != 0) append_part(with(from++, 1), axis + 1, first % inner, inner, parts);
+  if (from < to) parts.push_back(with(from, to - from));
+  if (end % inner != 0) append_part(with(to, 1), axis + 1, 0, end % inner, parts);
+}
+
 }  // namespace
+
+StridedBlock with_longest_runs(StridedBlock block) {
+  std::array<Axis, 4> axes{};
+  std::size_t free = axes.size();  // axes[free...] are taken
+  for (std::size_t i = axes.size(); i-- > 0;) {
+    const Axis axis = block.axes[i];
+    if (axis.count == 1) continue;
+    if (free == axes.size() && axis.stride_bytes == block.run_bytes)
+      block.run_bytes *= axis.count;
+    else if (free < axes.size() && axis.stride_bytes == axes[free].count * axes[free].stride_bytes)
+      axes[free].count *= axis.count;
+    else
+      axes[--free] = axis;
+  }
+  block.axes = axes;
+  return block;
+}
+
+std::vector<StridedBlock> part_of(std::span<const StridedBlock> blocks, std::int64_t first, std::int64_t bytes) {
+  std::vector<StridedBlock> parts;
+  for (const StridedBlock& block : blocks) {
+    const std::int64_t size = block.bytes();
+    const std::int64_t taken = std::min(size - std::min(first, size), bytes);
+    if (taken > 0) append_part(block, 0, first, first + taken, parts);
+    first = std::max<std::int64_t>(first - size, 0);
+    bytes -= std::max<std::int64_t>(taken, 0);
+  }
+  return parts;
+}
 
 std::int64_t total_bytes(std::span<const StridedBlock> blocks) {
   std::int64_t bytes = 0;

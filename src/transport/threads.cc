@@ -1,19 +1,13 @@
-// Every ordered pair of ranks has a box. The sender lays its send in, the receiver its receive; whoever comes second
-// compares the two, and the receiver copies when it next polls or waits. All of it is guarded by one mutex a group,
-// but for the copying itself; a message is thousands of rows, so the mutex is hardly ever contended.
+// Ranks that are threads: how messages go through the boxes of thread_boxes.h, how ranks are watched, how one gives up.
 //
 // Nobody may touch a rank's memory after its call has thrown. Copies go by chunks, stop when the group fails, and a
-// rank that gives up waits for the chunk under way.
+// rank that gives up waits for the chunk under way, and for what a GPU has been told to copy.
 #include "annulus/thread_group.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 
 #include "transport/gather.h"
-#include "transport/trouble.h"
-#include "transport/vigil.h"
+#include "transport/thread_boxes.h"
 
 namespace annulus {
 namespace {
@@ -24,58 +18,15 @@ using Lock = std::unique_lock<std::mutex>;
 constexpr std::size_t kChunkBytes = std::size_t{1}
                                     << 20;  // some 100 us: how long a rank that gives up may have to wait
 
-struct Box {
-  const Send* send = nullptr;  // both are members of their ranks' exchanges under way
-  const Receive* receive = nullptr;
-  Frame sent, expected;
-  bool copying = false;
-};
-
-struct Member {
-  std::condition_variable news;                         // for the member's own threads, with Group::mutex
-  std::atomic<bool> has_news{false};                    // `ready` has something, or the group has failed
-  std::atomic<int> under_way{0};                        // transfers of its exchange
-  std::atomic<Clock::time_point> called{Clock::now()};  // last
-  std::vector<int> ready;                               // ranks whose message lies ready to be copied
-  Report report;
-  Clock::time_point reported{};
-  bool left = false;
-};
-
-struct Group {
-  explicit Group(int size) : members(static_cast<std::size_t>(size)), boxes(members.size() * members.size()) {}
-
-  Member& member(int rank) { return members[static_cast<std::size_t>(rank)]; }
-  Box& box(int from, int to) {
-    return boxes[static_cast<std::size_t>(from) * members.size() + static_cast<std::size_t>(to)];
-  }
-
-  // The first failure is the one that everybody hears of.
-  void fail(const std::string& text) {
-    if (failed) return;
-    failure = text;
-    failed = true;
-    wake_all();
-  }
-
-  void wake_all() {
-    for (Member& each : members) {
-      each.has_news = true;
-      each.news.notify_all();
-    }
-  }
-
-  std::mutex mutex;  // guards everything here, except what is atomic
-  std::deque<Member> members;
-  std::vector<Box> boxes;  // [from, to]
-  std::atomic<bool> failed{false};
-  std::string failure;
-};
-
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<Group> group, int rank, const TransportOptions& options)
-      : group_(std::move(group)), rank_(rank), options_(options), vigil_(size(), options.timeout) {}
+  ThreadTransport(std::shared_ptr<Group> group, int rank, const TransportOptions& options,
+                  std::unique_ptr<DeviceCopies> copies = nullptr)
+      : group_(std::move(group)),
+        rank_(rank),
+        options_(options),
+        copies_(std::move(copies)),
+        vigil_(size(), options.timeout) {}
   ~ThreadTransport() override;
 
   std::string_view name() const override { return "threads"; }
@@ -93,8 +44,13 @@ class ThreadTransport final : public Transport {
   void begin(const Exchange& exchange, Lock& lock);
   void match(int from, int to);
   void copy_ready(Lock& lock);
-  bool copy(const Send& send, const Receive& receive) const;
+  bool copy(const Box& box, int source);
+  bool copy_by_chunks(const Send& send, const Receive& receive) const;
+  void queue_copy(const Box& box, int source);
   void finish(Lock& lock);
+  template <class F>
+  void for_each_copied(F f);
+  void hold_stream();
   std::vector<int> unfinished_peers();
   void look_around(Lock& lock);
   void check_failure(Lock& lock);
@@ -103,8 +59,10 @@ class ThreadTransport final : public Transport {
   std::shared_ptr<Group> group_;
   int rank_;
   TransportOptions options_;
-  std::mutex turn_;    // one thread of this rank at a time; taken before the group's mutex
-  Exchange exchange_;  // under way; changed with the group's mutex held
+  std::unique_ptr<DeviceCopies> copies_;  // null: memory of the host alone
+  std::mutex turn_;                       // one thread of this rank at a time; taken before the group's mutex
+  Exchange exchange_;                     // under way; changed with the group's mutex held
+  bool held_ = true;                      // its stream waits for its copies
   Frame at_;
   Vigil vigil_;
 };
@@ -119,6 +77,7 @@ ThreadTransport::~ThreadTransport() {
 
 void ThreadTransport::post(const Exchange& exchange) {
   check_exchange(exchange, rank_, size());
+  if (copies_ == nullptr) check_host_memory(exchange, name());
   {
     const std::lock_guard turn(turn_);
     Lock lock(group_->mutex);
@@ -135,21 +94,25 @@ void ThreadTransport::begin(const Exchange& exchange, Lock& lock) {
   if (self().under_way > 0)
     throw InvalidArgument("one exchange is under way at a time; got step " + std::to_string(exchange.step) +
                           " while step " + std::to_string(at_.step) + " is not finished: call wait() first");
+  hold_stream();
   exchange_ = exchange;
   std::erase_if(exchange_.sends, [](const Send& send) { return total_bytes(send.blocks) == 0; });
   std::erase_if(exchange_.receives, [](const Receive& receive) { return receive.bytes.empty(); });
   at_ = {exchange.plan, exchange.step, 0};
+  const bool on_gpu = exchange.stream != nullptr;
+  if (on_gpu) self().posted->record(exchange.stream);
+  held_ = !on_gpu;
   self().under_way = static_cast<int>(exchange_.sends.size() + exchange_.receives.size());
   for (const Send& send : exchange_.sends) {
     Box& box = group_->box(rank_, send.peer);
     box.send = &send;
-    box.sent = {at_.plan, at_.step, total_bytes(send.blocks)};
+    box.sent = {{at_.plan, at_.step, total_bytes(send.blocks)}, on_gpu};
     match(rank_, send.peer);
   }
   for (const Receive& receive : exchange_.receives) {
     Box& box = group_->box(receive.peer, rank_);
     box.receive = &receive;
-    box.expected = {at_.plan, at_.step, static_cast<std::int64_t>(receive.bytes.size())};
+    box.expected = {{at_.plan, at_.step, static_cast<std::int64_t>(receive.bytes.size())}, on_gpu};
     match(receive.peer, rank_);
   }
   check_failure(lock);
@@ -158,7 +121,9 @@ void ThreadTransport::begin(const Exchange& exchange, Lock& lock) {
 void ThreadTransport::match(int from, int to) {
   const Box& box = group_->box(from, to);
   if (box.send == nullptr || box.receive == nullptr) return;
-  if (box.sent != box.expected) return group_->fail(disagreement(from, box.sent, to, box.expected));
+  if (box.sent.frame != box.expected.frame)
+    return group_->fail(disagreement(from, box.sent.frame, to, box.expected.frame));
+  if (box.sent.on_gpu != box.expected.on_gpu) return group_->fail(disagreement_on_memory(from, box.sent.frame, to));
   Member& receiver = group_->member(to);
   receiver.ready.push_back(from);
   receiver.has_news = true;
@@ -180,8 +145,12 @@ bool ThreadTransport::poll() {
 
 void ThreadTransport::wait() {
   const std::lock_guard turn(turn_);
-  Lock lock(group_->mutex);
-  finish(lock);
+  {
+    Lock lock(group_->mutex);
+    finish(lock);
+  }
+  hold_stream();
+  if (options_.blocking && exchange_.stream != nullptr) for_each_copied([](DeviceEvent& copied) { copied.wait(); });
 }
 
 void ThreadTransport::finish(Lock& lock) {
@@ -208,15 +177,16 @@ void ThreadTransport::copy_ready(Lock& lock) {
     Box& box = group_->box(source, rank_);
     box.copying = true;
     lock.unlock();
-    const bool whole = copy(*box.send, *box.receive);
+    const bool whole = copy(box, source);
     lock.lock();
     box.copying = false;
     group_->member(source).news.notify_all();
     self().news.notify_all();
     check_failure(lock);
     if (!whole) continue;
-    if (source != rank_ && at_.plan != kGatherPlan) received_bytes_ += box.expected.bytes;
-    box = {};
+    if (source != rank_ && at_.plan != kGatherPlan) received_bytes_ += box.expected.frame.bytes;
+    box.send = nullptr;
+    box.receive = nullptr;
     --self().under_way;
     --group_->member(source).under_way;
     vigil_.moved(Clock::now());
@@ -225,7 +195,42 @@ void ThreadTransport::copy_ready(Lock& lock) {
 }
 
 // False when the group failed meanwhile.
-bool ThreadTransport::copy(const Send& send, const Receive& receive) const {
+bool ThreadTransport::copy(const Box& box, int source) {
+  if (!box.expected.on_gpu) return copy_by_chunks(*box.send, *box.receive);
+  try {
+    queue_copy(box, source);
+    return true;
+  } catch (const std::exception& error) {  // CUDA's: a GPU that has failed
+    const std::lock_guard lock(group_->mutex);
+    group_->fail(gave_up(rank_, at_, error.what()));
+    return false;
+  }
+}
+
+void ThreadTransport::queue_copy(const Box& box, int source) {
+  void* const lane = copies_->lane(source);
+  copies_->hold(lane, *group_->member(source).posted);
+  copies_->hold(lane, *self().posted);
+  copies_->gather(box.send->blocks, group_->member(source).device, box.receive->bytes.data(), source);
+  box.copied->record(lane);
+}
+
+template <class F>
+void ThreadTransport::for_each_copied(F f) {
+  for (const Send& send : exchange_.sends) f(*group_->box(rank_, send.peer).copied);
+  for (const Receive& receive : exchange_.receives) f(*group_->box(receive.peer, rank_).copied);
+}
+
+// All copies of the exchange are queued. Its stream waits for them from here on and not from when they were queued:
+// what the rank has queued since then is what they move behind.
+void ThreadTransport::hold_stream() {
+  if (held_) return;
+  held_ = true;
+  for_each_copied([&](DeviceEvent& copied) { copies_->hold(exchange_.stream, copied); });
+}
+
+// False when the group failed meanwhile.
+bool ThreadTransport::copy_by_chunks(const Send& send, const Receive& receive) const {
   PackCursor cursor(send.blocks);
   for (std::span left = receive.bytes; !left.empty();) {
     if (group_->failed) return false;
@@ -291,6 +296,15 @@ void ThreadTransport::withdraw(Lock& lock) {
   for (const Receive& receive : exchange_.receives)
     leave_box(group_->box(receive.peer, rank_), &Box::receive, &receive);
   self().under_way = 0;
+  if (exchange_.stream == nullptr || !group_->failed) return;
+  lock.unlock();
+  for_each_copied([](DeviceEvent& copied) {
+    try {
+      copied.wait();
+    } catch (const std::exception&) {  // a GPU that has failed copies nothing
+    }
+  });
+  lock.lock();
 }
 
 std::vector<std::string> ThreadTransport::all_gather(const std::string& text) {
@@ -319,6 +333,27 @@ std::vector<std::unique_ptr<Transport>> make_thread_group(int size, const Transp
   const auto group = std::make_shared<Group>(size);
   std::vector<std::unique_ptr<Transport>> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(std::make_unique<ThreadTransport>(group, rank, options));
+  return ranks;
+}
+
+std::vector<std::unique_ptr<Transport>> make_thread_group(std::vector<std::unique_ptr<DeviceCopies>> copies,
+                                                          const TransportOptions& options) {
+  const int size = static_cast<int>(copies.size());
+  if (size < 1) throw InvalidArgument("a group has 1 rank or more; got 0 devices");
+  const auto group = std::make_shared<Group>(size);
+  for (int rank = 0; rank < size; ++rank) {
+    DeviceCopies& own = *copies[static_cast<std::size_t>(rank)];
+    group->member(rank).device = own.device();
+    group->member(rank).posted = own.event();
+    for (int from = 0; from < size; ++from) {
+      own.reach(copies[static_cast<std::size_t>(from)]->device());
+      group->box(from, rank).copied = own.event();
+    }
+  }
+  std::vector<std::unique_ptr<Transport>> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(
+        std::make_unique<ThreadTransport>(group, rank, options, std::move(copies[static_cast<std::size_t>(rank)])));
   return ranks;
 }
 

@@ -57,6 +57,11 @@ std::string disagreement(int sender, const Frame& sent, int receiver, const Fram
          "; all ranks must run the same plan: start them with the same problem and options";
 }
 
+std::string disagreement_on_memory(int sender, const Frame& sent, int receiver) {
+  return name(sender) + " and " + name(receiver) + " disagree " + place(sent) +
+         " on where memory lies: one has it on a GPU, the other on the host; start all ranks with the same device";
+}
+
 std::string gave_up(int rank, const Frame& at, const std::string& reason) {
   return name(rank) + " gave up " + place(at) + ": " + reason;
 }
@@ -113,6 +118,13 @@ void check_exchange(const Exchange& exchange, int rank, int size) {
   for (const Receive& receive : exchange.receives)
     if (receive.peer == rank) from_itself.bytes = received(receive);
   if (to_itself != from_itself) throw InvalidArgument(disagreement(rank, to_itself, rank, from_itself));
+}
+
+void check_host_memory(const Exchange& exchange, std::string_view transport) {
+  if (exchange.stream == nullptr) return;
+  throw InvalidArgument("the transport " + std::string(transport) +
+                        " moves memory of the host; got a CUDA stream at step " + std::to_string(exchange.step) +
+                        ": make a transport of device_transports.h");
 }
 
 }  // namespace annulus

@@ -26,6 +26,7 @@ inline constexpr std::uint64_t kGatherPlan = 0x616c6c5f67617468;
 std::string seconds(std::chrono::steady_clock::duration duration);  // 0.25 s
 
 std::string disagreement(int sender, const Frame& sent, int receiver, const Frame& expected);
+std::string disagreement_on_memory(int sender, const Frame& sent, int receiver);
 std::string gave_up(int rank, const Frame& at, const std::string& reason);
 std::string told_to_stop(int rank, const Frame& at, std::vector<int> waits_for);
 std::string left_unfinished(int rank, const Frame& at);
@@ -36,5 +37,7 @@ std::string describe(const Vigil::Verdict& verdict, const Report& report, int ra
 
 // Throws InvalidArgument unless the exchange keeps the rules of transport.h.
 void check_exchange(const Exchange& exchange, int rank, int size);
+// For transports that move memory of the host.
+void check_host_memory(const Exchange& exchange, std::string_view transport);
 
 }  // namespace annulus

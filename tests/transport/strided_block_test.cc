@@ -64,5 +64,20 @@ RC_GTEST_PROP(PackCursor, PacksTheSameInPiecesOfAnySize, ()) {
   RC_ASSERT(first_wrong(packed, key) == -1);
 }
 
+RC_GTEST_PROP(StridedBlock, PartsAreCutFromThePackedForm, ()) {
+  const auto key = *rc::gen::inRange<std::uint64_t>(0, 1'000'000);
+  const auto bytes = *rc::gen::inRange<std::int64_t>(0, 100'000);
+  const auto piece = *rc::gen::inRange<std::int64_t>(1, 30'000);
+  const ScatteredMessage message(key, bytes);
+  Bytes packed(static_cast<std::size_t>(bytes));
+  std::byte* to = packed.data();
+  for (std::int64_t first = 0; first < bytes; first += piece) {
+    const std::vector<StridedBlock> part = part_of(message.blocks(), first, std::min(piece, bytes - first));
+    RC_ASSERT(total_bytes(part) == std::min(piece, bytes - first));
+    for (const StridedBlock& block : part) to = pack(block, to);
+  }
+  RC_ASSERT(first_wrong(packed, key) == -1);
+}
+
 }  // namespace
 }  // namespace annulus

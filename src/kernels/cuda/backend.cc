@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/cuda/backward.h"
+#include "kernels/cuda/copies.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/rank_kernels.h"
@@ -166,6 +167,7 @@ class CudaBackend : public Backend {
     const DeviceScope scope(options.device);
     return make_rank_kernels(problem, plan, options, shard);
   }
+  std::unique_ptr<DeviceCopies> copies(int device, int lanes) const override { return make_copies(device, lanes); }
   std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
     const DeviceScope scope(device);
     return std::make_unique<Memory>(device, bytes);

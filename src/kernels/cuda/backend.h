@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include "kernels/passes.h"
 #include "kernels/peak.h"
+#include "transport/device_copies.h"
 
 namespace annulus::cuda {
 
@@ -47,6 +48,9 @@ class Backend {
   // Of one rank. Problem and plan must outlive them.
   virtual std::unique_ptr<Kernels> kernels(const Problem& problem, const Plan& plan, const PassOptions& options,
                                            const Shard& shard) const = 0;
+
+  // What transports move memory of the device with.
+  virtual std::unique_ptr<DeviceCopies> copies(int device, int lanes = 1) const = 0;
 
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
   // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.

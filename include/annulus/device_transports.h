@@ -1,0 +1,33 @@
+// Transports that move memory of GPUs: of ranks that are threads, of processes through the memory of their hosts, of
+// processes over NCCL. An exchange says that its memory is a GPU's by naming a stream (transport.h); all others are the
+// host's, and move as ever.
+//
+//   auto ranks = make_device_thread_group(4, {0, 1, 2, 3}, {.timeout = 10s});  // rank r on cuda:r
+//
+// This header needs no CUDA. The functions load the CUDA backend, and throw DeviceError where there is none.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "annulus/transport.h"
+
+namespace annulus {
+
+// Ranks that are threads of one process, as in thread_group.h; devices[rank] is the CUDA device of each. Several ranks
+// may share a device. The receiver's GPU reads straight from the sender's memory, and threads only wait for each other,
+// never for a GPU.
+std::vector<std::unique_ptr<Transport>> make_device_thread_group(int size, const std::vector<int>& devices,
+                                                                 const TransportOptions& options = {});
+
+struct StagingOptions {
+  std::int64_t piece_bytes = std::int64_t{4} << 20;  // the same on all ranks; four pieces of pinned memory are taken
+  bool blocking = false;                             // as in TransportOptions
+};
+
+// GPU memory over a transport of the host (MPI, a carrier): packed into pinned memory, moved and unpacked piece by
+// piece, all three at the same time. MPI needs to know nothing of CUDA. The pieces move inside poll() and wait().
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
+                                                 const StagingOptions& options = {});
+
+}  // namespace annulus

@@ -1,0 +1,139 @@
+// A GPU for machines that have none: memory of the host, streams that are threads, events as CUDA has them. Slow on
+// purpose here and there, so that whoever does not wait for an event meets unfinished work.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "transport/device_copies.h"
+
+namespace annulus::support {
+
+class PretendStream {
+ public:
+  PretendStream() : thread_([this](const std::stop_token& stop) { run(stop); }) {}
+  ~PretendStream() { wait(); }
+
+  void queue(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    ++queued_;
+    news_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    news_.wait(lock, [&, until = queued_] { return done_ >= until; });
+  }
+
+ private:
+  void run(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    while (news_.wait(lock, stop, [&] { return !queue_.empty(); })) {
+      const auto work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+      ++done_;
+      news_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any news_;
+  std::deque<std::function<void()>> queue_;
+  std::int64_t queued_ = 0, done_ = 0;
+  std::jthread thread_;  // last: it uses the others
+};
+
+class PretendEvent final : public DeviceEvent {
+ public:
+  void record(void* stream) override {
+    const std::lock_guard lock(state_->mutex);
+    static_cast<PretendStream*>(stream)->queue([state = state_, moment = ++state_->recorded] { state->pass(moment); });
+  }
+  bool passed() override {
+    const std::lock_guard lock(state_->mutex);
+    return state_->passed >= state_->recorded;
+  }
+  void wait() override { state_->wait(recorded()); }
+  void hold(PretendStream& stream) const {
+    stream.queue([state = state_, moment = recorded()] { state->wait(moment); });
+  }
+
+ private:
+  struct State {
+    void pass(std::int64_t moment) {
+      const std::lock_guard lock(mutex);
+      passed = std::max(passed, moment);
+      news.notify_all();
+    }
+    void wait(std::int64_t moment) {
+      std::unique_lock lock(mutex);
+      news.wait(lock, [&] { return passed >= moment; });
+    }
+    std::mutex mutex;
+    std::condition_variable news;
+    std::int64_t recorded = 0, passed = 0;
+  };
+  std::int64_t recorded() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->recorded;
+  }
+
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+class PretendBytes final : public OwnedBytes {
+ public:
+  explicit PretendBytes(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
+  std::span<std::byte> bytes() override { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+class PretendCopies final : public DeviceCopies {
+ public:
+  explicit PretendCopies(int lanes) : lanes_(static_cast<std::size_t>(lanes)) {}
+  ~PretendCopies() override { settle(); }
+
+  int device() const override { return 0; }
+  void* lane(int index) override { return &lanes_[static_cast<std::size_t>(index)]; }
+  std::unique_ptr<DeviceEvent> event() override { return std::make_unique<PretendEvent>(); }
+  void hold(void* stream, DeviceEvent& event) override {
+    static_cast<PretendEvent&>(event).hold(*static_cast<PretendStream*>(stream));
+  }
+  std::unique_ptr<OwnedBytes> host_memory(std::int64_t bytes) override { return std::make_unique<PretendBytes>(bytes); }
+  std::unique_ptr<OwnedBytes> device_memory(std::int64_t bytes) override {
+    return std::make_unique<PretendBytes>(bytes);
+  }
+  void reach(int) override {}
+
+  void gather(std::span<const StridedBlock> blocks, int, std::byte* packed, int lane) override {
+    queue(lane, [blocks = std::vector(blocks.begin(), blocks.end()), packed]() mutable {
+      for (const StridedBlock& block : blocks) packed = pack(block, packed);
+    });
+  }
+  void copy(std::span<const std::byte> from, std::byte* to, int lane) override {
+    queue(lane, [from, to] { std::ranges::copy(from, to); });
+  }
+  void settle() noexcept override {
+    for (PretendStream& lane : lanes_) lane.wait();
+  }
+
+ private:
+  void queue(int lane, std::function<void()> work) {
+    lanes_[static_cast<std::size_t>(lane)].queue([work = std::move(work), slow = ++queued_ % 7 == 0] {
+      if (slow) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      work();
+    });
+  }
+
+  std::deque<PretendStream> lanes_;
+  std::atomic<int> queued_{0};
+};
+
+}  // namespace annulus::support

@@ -1,0 +1,167 @@
+// Transports of GPU memory on a GPU that is not one (support/pretend_gpu.h), so that they are tested everywhere: what
+// is sent is written by a slow stream, and what is received is read by one.
+#include "annulus/thread_group.h"
+#include "support/pretend_gpu.h"
+#include "transport/conformance.h"
+#include "transport/conformance_faults.h"
+#include "transport/staged.h"
+#include "transport/thread_boxes.h"
+
+namespace annulus {
+namespace {
+
+using support::PretendCopies;
+using support::PretendStream;
+
+// Takes exchanges of the host. Its stream writes what is sent to where the transport under test reads it, wrecks it
+// after wait(), and hands out what has been received.
+class OnPretendGpu final : public Transport {
+ public:
+  OnPretendGpu(std::unique_ptr<Transport> inner, bool blocking) : inner_(std::move(inner)), blocking_(blocking) {}
+  ~OnPretendGpu() override {
+    inner_.reset();
+    stream_.wait();
+  }
+
+  std::string_view name() const override { return inner_->name(); }
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::int64_t staging_bytes() const override { return inner_->staging_bytes(); }
+
+  void post(const Exchange& exchange) override {
+    const std::lock_guard lock(mutex_);
+    auto memory = std::make_unique<std::deque<Bytes>>();
+    Exchange moved = exchange;
+    moved.stream = &stream_;
+    for (Send& send : moved.sends)
+      for (StridedBlock& block : send.blocks) block.data = written_late(block, *memory);
+    for (Receive& receive : moved.receives) receive.bytes = memory->emplace_back(receive.bytes.size());
+    try {
+      inner_->post(moved);
+    } catch (...) {
+      stream_.wait();  // which writes what goes now
+      throw;
+    }
+    memory_ = std::move(memory);
+    host_ = exchange.receives;
+    moved_ = moved.receives;
+    sent_bytes_ = inner_->sent_bytes();
+    if (blocking_) finish();
+  }
+  bool poll() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!inner_->poll() || !lock) return false;
+    finish();
+    return true;
+  }
+  void wait() override {
+    const std::lock_guard lock(mutex_);
+    finish();
+  }
+  std::vector<std::string> all_gather(const std::string& text) override { return inner_->all_gather(text); }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  const std::byte* written_late(const StridedBlock& block, std::deque<Bytes>& memory) {
+    if (block.bytes() == 0) return nullptr;
+    std::int64_t extent = block.run_bytes;
+    for (const Axis& axis : block.axes) extent += (axis.count - 1) * axis.stride_bytes;
+    Bytes& late = memory.emplace_back(static_cast<std::size_t>(extent), std::byte{0xee});
+    stream_.queue([from = Bytes(block.data, block.data + extent), &late] {
+      std::this_thread::sleep_for(50us);
+      std::ranges::copy(from, late.begin());
+    });
+    return late.data();
+  }
+
+  void finish() {
+    inner_->wait();
+    received_bytes_ = inner_->received_bytes();
+    if (!memory_) return;
+    stream_.queue([this] {
+      for (std::size_t i = 0; i < host_.size(); ++i) std::ranges::copy(moved_[i].bytes, host_[i].bytes.begin());
+      for (Bytes& bytes : *memory_) std::ranges::fill(bytes, std::byte{0xdd});
+    });
+    stream_.wait();
+    memory_.reset();
+  }
+
+  std::mutex mutex_;
+  std::unique_ptr<std::deque<Bytes>> memory_;
+  std::vector<Receive> host_, moved_;
+  PretendStream stream_;
+  std::unique_ptr<Transport> inner_;
+  bool blocking_;
+};
+
+using Make = std::function<std::vector<std::unique_ptr<Transport>>(int size, const TransportOptions&)>;
+
+class PretendRanks final : public Ranks {
+ public:
+  PretendRanks(int size, Make make) : size_(size), make_(std::move(make)) {}
+  int size() const override { return size_; }
+
+  void run(const TransportOptions& options, const Body& body) override {
+    auto transports = make_(size_, options);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank)
+      threads.emplace_back([&, rank, own = std::move(transports[static_cast<std::size_t>(rank)])]() mutable {
+        try {
+          body(std::make_unique<OnPretendGpu>(std::move(own), options.blocking));
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  int size_;
+  Make make_;
+};
+
+std::vector<std::unique_ptr<Transport>> make_threads(int size, const TransportOptions& options) {
+  std::vector<std::unique_ptr<DeviceCopies>> copies;
+  for (int rank = 0; rank < size; ++rank) copies.push_back(std::make_unique<PretendCopies>(size));
+  return make_thread_group(std::move(copies), options);
+}
+
+Make staged(std::int64_t piece_bytes) {
+  return [piece_bytes](int size, const TransportOptions& options) {
+    auto ranks = make_thread_group(size, options);
+    for (auto& rank : ranks)
+      rank = make_staged_transport(std::move(rank), std::make_unique<PretendCopies>(2), {.piece_bytes = piece_bytes});
+    return ranks;
+  };
+}
+
+RanksParam param(const std::string& name, int size, const Make& make) {
+  return {name + "_" + std::to_string(size), [=] { return std::make_unique<PretendRanks>(size, make); }};
+}
+
+std::string name_of(const ::testing::TestParamInfo<RanksParam>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Pretend, Conformance,
+                         ::testing::Values(param("threads", 1, make_threads), param("threads", 2, make_threads),
+                                           param("threads", 3, make_threads), param("threads", 8, make_threads),
+                                           param("staged", 1, staged(4 << 20)), param("staged", 2, staged(4 << 20)),
+                                           param("staged", 5, staged(1 << 20)), param("tiny_pieces", 3, staged(7001))),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Pretend, ConformanceFaults,
+                         ::testing::Values(param("threads", 2, make_threads), param("threads", 3, make_threads),
+                                           param("staged", 2, staged(4 << 20)), param("staged", 4, staged(4 << 20))),
+                         name_of);
+
+TEST(Staged, SaysWhatItTakes) {
+  auto ranks = make_thread_group(2);
+  const auto transport =
+      make_staged_transport(std::move(ranks[0]), std::make_unique<PretendCopies>(2), {.piece_bytes = 1000});
+  EXPECT_EQ(transport->staging_bytes(), 4000);
+  EXPECT_EQ(transport->name(), "staged threads");
+  support::expect_refused(
+      [&] { make_staged_transport(std::move(ranks[1]), std::make_unique<PretendCopies>(2), {.piece_bytes = 0}); },
+      {"1 to 2^30", "got 0"});
+}
+
+}  // namespace
+}  // namespace annulus
