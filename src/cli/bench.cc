@@ -114,6 +114,10 @@ class Bench {
   void observe_peak() {
     Peak seen;
     rank_.busy([&] {
+      if (rank_.on_gpu()) {
+        if (rank_.is_first_on_device) seen = peak_of_gpu(rank_.device, attention_.problem().dtype);
+        return;
+      }
       const int wanted = attention_.threads() * rank_.neighbours.on_cores;
       if (rank_.neighbours.is_first)
         seen = measure_peak(attention_.instruction_set(), attention_.problem().dtype,
@@ -195,18 +199,19 @@ int bench_rank(const BenchJob& job, Rank& rank) {
   check_memory_of_hosts(rank, plan_bytes(attention, backward), "this benchmark");
 
   Workload work(job.problem, holdings_of(job.setup, job.problem).of(rank.index()));
+  work.compute_on(rank.device);
   Trace trace(rank);
   Progress progress(options.report.quiet || !rank.reports(),
                     (backward ? 2 : 1) * (job.schedule.warmup + job.schedule.repeats + 1));
   Bench timer(attention, job.schedule, rank, progress, trace);
   const auto head_dim = static_cast<double>(job.problem.head_dim);
   progress.step("draw inputs");
-  rank.busy([&] { work.draw(seed, attention.threads(), Pass::forward); });
+  rank.busy([&] { work.draw(seed, threads_of(attention, rank), Pass::forward); });
   std::vector<Measurement> measurements = {
       timer.measure(Pass::forward, kForwardFlopPerPairAndElement * head_dim, work)};
   if (backward) {
     progress.step("draw dout");
-    rank.busy([&] { work.draw(seed, attention.threads(), Pass::backward); });
+    rank.busy([&] { work.draw(seed, threads_of(attention, rank), Pass::backward); });
     measurements.push_back(timer.measure(Pass::backward, kBackwardFlopPerPairAndElement * head_dim, work));
   }
   progress.wipe();
@@ -220,16 +225,15 @@ int bench_rank(const BenchJob& job, Rank& rank) {
   if (rank.reports()) {
     const Json communication = communication_json(reports);
     std::ostream& out = text_output(options.report);
-    out << describe(job.problem, attention.instruction_set(), attention.threads())
-        << describe_ranks(job.launch, job.setup, rank_options.slot_bytes) << measurements_text(measurements, peak)
-        << describe_traffic(reports);
+    out << describe_machine(attention, rank) << describe_ranks(job.launch, job.setup, rank_options.slot_bytes)
+        << measurements_text(measurements, peak) << describe_traffic(reports);
     if (reports.size() > 1)
       out << "exposed  " << number_text(communication["exposed_fraction"].get<double>() * 100)
           << " % of the time waiting for other ranks, "
           << number_text(communication["worst_exposed_fraction"].get<double>() * 100) << " % on the worst rank\n";
     out << describe_memory(reports);
     Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
-                   {"environment", environment_json(attention.instruction_set(), attention.threads(), job.launch)},
+                   {"environment", environment_of(attention, job.launch, rank)},
                    {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)}};
     for (const Measurement& measurement : measurements) object[measurement.pass] = measurement_json(measurement, peak);
     object["peak_instruction"] = peak.instruction;
@@ -244,14 +248,14 @@ int bench_rank(const BenchJob& job, Rank& rank) {
 
 int bench(const BenchOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (uses_gpu(options.machine)) {
+  if (uses_gpu(options.machine) && launch.ranks == 1) {
     const Schedule schedule = schedule_of(options);
     return bench_on_cuda(options, launch, {schedule.repeats, schedule.warmup, schedule.min_seconds});
   }
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};
-  const GroupOptions group = make_group_options(
-      options.ranks, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
+  const GroupOptions group =
+      make_group_options(options, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
   (void)make_seed(options.problem);
   (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
   return run_ranks(launch, group, [&](Rank& rank) {

@@ -216,6 +216,32 @@ std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::
   return "annulus " + version() + " on " + gpu.info().name + ", kernel " + kernel + both.substr(both.find('\n'));
 }
 
+int threads_of(const RankAttention& attention, const Rank& rank) {
+  return rank.on_gpu() ? rank.default_threads() : attention.threads();
+}
+
+Json environment_of(const RankAttention& attention, const Launch& launch, const Rank& rank) {
+  if (!rank.on_gpu()) return environment_json(attention.instruction_set(), attention.threads(), launch);
+  const cuda::DeviceInfo device = cuda::load_backend().info(*parse_device(rank.device).index);
+  Json environment = environment_json(instruction_sets().front(), rank.default_threads(), launch);
+  environment["device"] = "cuda";
+  environment["gpu"] = device.name;
+  environment["compute_capability"] = device.compute_capability;
+  environment["kernel"] = attention.instruction_set();
+  return environment;
+}
+
+std::string describe_machine(const RankAttention& attention, const Rank& rank) {
+  if (!rank.on_gpu()) return describe(attention.problem(), attention.instruction_set(), attention.threads());
+  const std::string both = describe(attention.problem(), "", 1);  // the machine, the problem
+  return "annulus " + version() + " on " + cuda::load_backend().info(*parse_device(rank.device).index).name +
+         ", kernel " + attention.instruction_set() + both.substr(both.find('\n'));
+}
+
+Peak peak_of_gpu(const std::string& device, DType dtype) {
+  return cuda::load_backend().measure_peak(*parse_device(device).index, dtype);
+}
+
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files) {
   check_cuda_launch(launch);
   const Pass last = options.problem.backward ? Pass::backward : Pass::forward;

@@ -58,6 +58,12 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
 Json cuda_environment(const Gpu& gpu, const std::string& kernel);
 std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel);
 
+// Of one rank, on whatever it computes.
+int threads_of(const RankAttention& attention, const Rank& rank);  // of the host
+Json environment_of(const RankAttention& attention, const Launch& launch, const Rank& rank);
+std::string describe_machine(const RankAttention& attention, const Rank& rank);  // and the problem
+Peak peak_of_gpu(const std::string& device, DType dtype);
+
 // For `info`: the device, or why there is none.
 std::string cuda_text();
 Json cuda_json();

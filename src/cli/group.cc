@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <optional>
 #include <set>
 
+#include "annulus/device_transports.h"
 #include "annulus/thread_group.h"
 #include "cli/environment.h"
+#include "kernels/cuda/load.h"
+#include "kernels/device.h"
 #include "kernels/thread_pool.h"
 #ifdef ANNULUS_WITH_MPI
 #include "annulus/mpi.h"
@@ -54,11 +58,38 @@ struct Outcome {
   std::string last_events;
 };
 
-Outcome run_rank(Transport& transport, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// How many ranks before this one are on its host. A collective.
+[[maybe_unused]] int index_on_host(Transport& transport) {
+  const std::vector<std::string> hosts = transport.all_gather(host_name());
+  const auto own = hosts.begin() + transport.rank();
+  return static_cast<int>(std::count(hosts.begin(), own, *own));
+}
+
+// The GPU of rank `index` of a host; none: the CPU.
+std::optional<int> device_of(const GroupOptions& options, int index) {
+  const Device device = parse_device(options.device);
+  if (!device.is_gpu) return {};
+  const int count = cuda::load_backend().device_count();
+  if (count == 0 || (device.index && *device.index >= count))
+    throw DeviceError("--device must name a GPU that is there; got " + options.device + " of " + std::to_string(count) +
+                      ": use one of them, or cpu");
+  return device.index ? *device.index : index % count;
+}
+
+std::string name_of(std::optional<int> device) { return device ? "cuda:" + std::to_string(*device) : ""; }
+
+Outcome run_rank(Transport& transport, const GroupOptions& options, std::optional<int> device,
+                 const std::function<int(Rank&)>& body) {
   Outcome outcome;
   Recorder recorder(options.recorded_events);
   try {
-    Rank rank(transport, recorder);
+    Rank rank(transport, recorder, name_of(device));
     outcome.code = body(rank);
     transport.all_gather("");  // whoever is lost now is lost within the deadline; MPI_Finalize has none
     return outcome;
@@ -80,13 +111,17 @@ void print_outcome(int rank, const Outcome& outcome) {
 }
 
 int run_threads(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
-  auto transports = make_thread_group(launch.ranks, transport_options(options, ""));
+  std::vector<int> devices;
+  for (int rank = 0; rank < launch.ranks; ++rank)
+    if (const auto device = device_of(options, rank)) devices.push_back(*device);
+  auto transports = devices.empty() ? make_thread_group(launch.ranks, transport_options(options, ""))
+                                    : make_device_thread_group(launch.ranks, devices, transport_options(options, ""));
   std::vector<Outcome> outcomes(transports.size());
   {
     // The first rank stays in this thread: a lone rank needs no other.
     std::vector<std::jthread> threads;
     const auto run = [&](std::size_t i) {
-      outcomes[i] = run_rank(*transports[i], options, body);
+      outcomes[i] = run_rank(*transports[i], options, device_of(options, static_cast<int>(i)), body);
       transports[i].reset();  // it has left; who still needs it fails
     };
     for (std::size_t i = 1; i < transports.size(); ++i) {
@@ -132,8 +167,16 @@ int run_process(const Launch& launch, const GroupOptions& options, const std::fu
                       std::to_string(launch.ranks) +
                       ": start them by the mpirun of the same MPI, or by srun with --mpi=pmix");
   const std::string who = "rank " + std::to_string(process.rank()) + " warns: ";
-  const auto transport = process.make_transport(transport_options(options, who));
-  const Outcome outcome = run_rank(*transport, options, body);
+  auto transport = process.make_transport(transport_options(options, who));
+  std::optional<int> device;
+  if (parse_device(options.device).is_gpu) {
+    device = device_of(options, index_on_host(*transport));
+    if (launch.transport == "nccl")
+      transport = make_nccl_transport(std::move(transport), *device, transport_options(options, who));
+    else
+      transport = make_staged_transport(std::move(transport), *device, {.blocking = options.blocking});
+  }
+  const Outcome outcome = run_rank(*transport, options, device, body);
   if (outcome.error == nullptr) return outcome.code;
   // Before MPI ends, which may mean that this process ends.
   print_outcome(process.rank(), outcome);
@@ -141,17 +184,15 @@ int run_process(const Launch& launch, const GroupOptions& options, const std::fu
 }
 #endif
 
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
-Rank::Rank(Transport& transport_, Recorder& recorder_) : transport(transport_), recorder(recorder_) {
+Rank::Rank(Transport& transport_, Recorder& recorder_, std::string device_)
+    : transport(transport_), recorder(recorder_), device(std::move(device_)) {
   const std::string host = host_name();
   const std::string own = host + " " + usable_core_list();
+  const std::vector<std::string> devices = transport.all_gather(host + " " + device);
+  is_first_on_device =
+      std::ranges::find(devices, devices[static_cast<std::size_t>(index())]) - devices.begin() == index();
   const std::vector<std::string> all = transport.all_gather(own);
   neighbours = {.host = host, .on_cores = 0, .is_first = true, .cores = usable_cores()};
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -199,7 +240,7 @@ int run_ranks(const Launch& launch, const GroupOptions& options, const std::func
   stop = false;
   const Signals signals;
 #ifdef ANNULUS_WITH_MPI
-  if (launch.transport == "mpi") return run_process(launch, options, body);
+  if (launch.transport != "threads") return run_process(launch, options, body);
 #endif
   return run_threads(launch, options, body);
 }

@@ -20,6 +20,7 @@
 namespace annulus::cli {
 
 struct GroupOptions {
+  std::string device = "cpu";  // or "cuda": the GPUs of a host, in turn; or "cuda:1": that one
   std::chrono::milliseconds timeout{60'000};
   bool blocking = false;
   std::size_t recorded_events = 64;
@@ -35,12 +36,15 @@ struct Neighbours {
 
 class Rank {
  public:
-  Rank(Transport& transport, Recorder& recorder);  // a collective
+  Rank(Transport& transport, Recorder& recorder, std::string device = "");  // a collective
 
   Transport& transport;
   Recorder& recorder;
+  std::string device;  // "cuda:1"; empty: the CPU
+  bool is_first_on_device = true;
   Neighbours neighbours;
 
+  bool on_gpu() const { return !device.empty(); }
   int index() const { return transport.rank(); }
   bool reports() const { return index() == 0; }
   // Threads of this rank where nobody says otherwise: its share of the cores.

@@ -50,10 +50,11 @@ Launcher forced_launcher(const std::string& name, const Environment& environment
 std::string transport_of(const RankTexts& typed, const Launcher& launcher) {
   const std::string transport = typed.transport.value_or(
       (launcher.name == "mpirun" || launcher.name == "srun") && launcher.processes > 1 ? "mpi" : "threads");
-  if (transport != "threads" && transport != "mpi")
-    throw InvalidArgument("--transport must be one of threads, mpi; got '" + transport + "'");
-  if (transport == "mpi" && !built_with_mpi())
-    throw Unsupported("--transport mpi needs a build with MPI; this one has none: build with libopenmpi-dev installed");
+  if (transport != "threads" && transport != "mpi" && transport != "nccl")
+    throw InvalidArgument("--transport must be one of threads, mpi, nccl; got '" + transport + "'");
+  if (transport != "threads" && !built_with_mpi())
+    throw Unsupported("--transport " + transport +
+                      " needs a build with MPI; this one has none: build with libopenmpi-dev installed");
   return transport;
 }
 
@@ -106,7 +107,7 @@ Launch make_launch(const RankTexts& typed, const Environment& environment) {
   }
   launch.ranks = typed_ranks(typed, launcher.processes, kMostRanks);
   if (launch.ranks != launcher.processes)
-    throw InvalidArgument("every rank is a process of its own with --transport mpi; got --ranks " +
+    throw InvalidArgument("every rank is a process of its own with --transport " + launch.transport + "; got --ranks " +
                           std::to_string(launch.ranks) + " and " + std::to_string(launcher.processes) +
                           (launcher.processes == 1 ? " process" : " processes") + ": start mpirun -n " +
                           std::to_string(launch.ranks) + ", or leave --ranks out");

@@ -25,7 +25,7 @@ Launcher detect_launcher(const Environment& environment);
 
 struct Launch {
   Launcher launcher;
-  std::string transport;  // threads, mpi
+  std::string transport;  // threads, mpi, nccl
   int ranks = 1;
 };
 

@@ -137,7 +137,8 @@ void add_rank_options(CLI::App& command, RankTexts& options) {
     add_text(command, flag, value, help)->type_name(type)->group("Ranks");
   };
   text("--ranks", options.ranks, "Ranks that share the sequence (default 1; under MPI its processes)", "P");
-  text("--transport", options.transport, "threads or mpi (default: mpi in a job of several processes)", "NAME");
+  text("--transport", options.transport,
+       "threads, mpi, or nccl between GPUs (default: mpi in a job of several processes)", "NAME");
   command.add_option("--launcher", options.launcher, "auto, none, mpirun, srun or torchrun (default auto)")
       ->type_name("NAME")
       ->group("Ranks");
@@ -254,9 +255,12 @@ Problem make_problem(const ProblemOptions& options, const Sizes& sizes) {
 }
 
 Options make_machine(const MachineOptions& options) {
-  (void)uses_gpu(options);
   Options machine;
   machine.instruction_set = options.instruction_set.empty() ? "auto" : options.instruction_set;
+  if (uses_gpu(options)) {
+    machine.device = options.device;
+    machine.instruction_set = options.kernel;
+  }
   if (options.threads) {
     const std::int64_t threads = parse_size_option("--threads", *options.threads);
     if (threads < 1 || threads > kMaxThreads)

@@ -254,7 +254,7 @@ int plan(const CommandOptions& options) {
   job.problem = make_problem(options.problem, typed_sizes(options));
   job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
   job.backward = options.problem.backward;
-  (void)make_group_options(options.ranks, 0);
+  (void)make_group_options(options, 0);
   if (!options.ranks.trace.empty())
     throw InvalidArgument("a trace shows what has run; got --trace " + options.ranks.trace +
                           " with plan, which runs nothing: give it to run, verify or bench");

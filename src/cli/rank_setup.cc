@@ -48,6 +48,7 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
   if (typed.boundaries) setup.sharding.boundaries = parse_sizes_option("--boundaries", *typed.boundaries);
   setup.sharding = resolve(std::move(setup.sharding), problem.tokens);
   setup.options.device = make_machine(options.machine);
+  setup.options.device.deterministic = options.problem.deterministic;
   setup.options.reproducible = options.problem.reproducible;
   if (typed.strategy) setup.options.strategy = parse_strategy(*typed.strategy);
   if (typed.slot_size)
@@ -80,8 +81,10 @@ std::string strategy_text(const RankSetup& setup) {
   return text;
 }
 
-GroupOptions make_group_options(const RankTexts& typed, std::size_t recorded_events) {
+GroupOptions make_group_options(const CommandOptions& command, std::size_t recorded_events) {
+  const RankTexts& typed = command.ranks;
   GroupOptions options;
+  options.device = command.machine.device;
   options.blocking = typed.blocking;
   options.recorded_events = recorded_events;
   if (typed.timeout) {
@@ -97,6 +100,7 @@ GroupOptions make_group_options(const RankTexts& typed, std::size_t recorded_eve
 RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool with_backward, Rank& rank) {
   RankOptions options = setup.options;
   options.recorder = &rank.recorder;
+  if (rank.on_gpu()) options.device.device = rank.device;
   if (options.device.threads == 0) options.device.threads = rank.default_threads();
   if (!setup.memory_limit) return options;
 

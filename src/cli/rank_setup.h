@@ -24,7 +24,7 @@ struct RankSetup {
 // Takes a resolved problem. Throws InvalidArgument or Unsupported.
 RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, int ranks);
 
-GroupOptions make_group_options(const RankTexts& typed, std::size_t recorded_events);
+GroupOptions make_group_options(const CommandOptions& command, std::size_t recorded_events);
 
 Holdings holdings_of(const RankSetup& setup, const Problem& problem);
 

@@ -59,8 +59,8 @@ double slowest(Rank& rank, double seconds) {
   return most;
 }
 
-void print_run(std::ostream& out, const RunJob& job, const RankAttention& attention, const Json& object) {
-  out << describe(job.problem, attention.instruction_set(), attention.threads());
+void print_run(std::ostream& out, const RunJob& job, const std::string& machine, const Json& object) {
+  out << machine;
   out << describe_ranks(job.launch, job.setup, object["sharding"]["slot_bytes"]);
   out << "forward  " << duration_text(object["forward_seconds"]) << "\n";
   if (job.options.problem.backward) out << "backward " << duration_text(object["backward_seconds"]) << "\n";
@@ -76,6 +76,7 @@ int run_rank(RunJob& job, Rank& rank) {
   const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
   Workload work(job.problem, holdings.of(rank.index()));
+  work.compute_on(rank.device);
   check_memory_of_hosts(rank, plan_bytes(attention, backward) - job.inputs.lent_bytes(work, job.pass), "this run");
 
   Trace trace(rank);
@@ -85,7 +86,7 @@ int run_rank(RunJob& job, Rank& rank) {
       if (job.inputs.given())
         job.inputs.lend(work, pass);
       else
-        work.draw(job.seed, attention.threads(), pass);
+        work.draw(job.seed, threads_of(attention, rank), pass);
     });
   };
   const auto timed = [&](Pass pass) {
@@ -111,7 +112,7 @@ int run_rank(RunJob& job, Rank& rank) {
 
   progress.step("write results");
   Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
-                 {"environment", environment_json(attention.instruction_set(), attention.threads(), job.launch)},
+                 {"environment", environment_of(attention, job.launch, rank)},
                  {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)},
                  {"seconds", forward_s + backward_s},
                  {"forward_seconds", forward_s}};
@@ -119,7 +120,7 @@ int run_rank(RunJob& job, Rank& rank) {
   RankReport report = make_rank_report(attention, job.setup, work, rank, backward);
   report.sent_bytes = sent;
   const std::vector<RankReport> reports = collect_reports(rank, report);
-  const Json checksums = checksums_json(work, holdings, job.pass, attention.threads(), rank);
+  const Json checksums = checksums_json(work, holdings, job.pass, threads_of(attention, rank), rank);
   std::vector<std::string> written =
       write_outputs(options.files, rank, holdings, work, job.pass, job.inputs.without_batch());
   if (!options.ranks.trace.empty()) {
@@ -132,7 +133,7 @@ int run_rank(RunJob& job, Rank& rank) {
     object["checksum"] = checksums;
     progress.wipe();
     std::ostream& out = text_output(options.report);
-    print_run(out, job, attention, object);
+    print_run(out, job, describe_machine(attention, rank), object);
     out << describe_traffic(reports) << describe_memory(reports);
     for (const std::string& path : written) out << "wrote    " << path << "\n";
     out << job.picture;
@@ -144,8 +145,8 @@ int run_rank(RunJob& job, Rank& rank) {
 
 int run(const RunOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (uses_gpu(options.machine)) return run_on_cuda(options, launch, options.files);
-  const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
+  if (uses_gpu(options.machine) && launch.ranks == 1) return run_on_cuda(options, launch, options.files);
+  const GroupOptions group = make_group_options(options, options.ranks.trace.empty() ? 64 : kTracedEvents);
   (void)make_machine(options.machine);
   const Pass pass = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(options.files, options.problem);

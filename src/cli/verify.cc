@@ -34,10 +34,15 @@ VerifySettings settings_of(const CommandOptions& options, const Problem& problem
   VerifySettings settings;
   settings.setup = make_rank_setup(options, problem, ranks);
   settings.seed = make_seed(options.problem);
-  const std::string& set = settings.setup.options.device.instruction_set;
-  settings.instruction_sets = set == "auto" ? instruction_sets() : std::vector<std::string>{set};
+  const Options& device = settings.setup.options.device;
+  const std::string& set = device.instruction_set;
+  const bool on_gpu = uses_gpu(options.machine);
+  settings.instruction_sets = set != "auto" ? std::vector{set}
+                              : on_gpu      ? std::vector{set, std::string("mma")}
+                                            : instruction_sets();
   // What the device cannot do is refused before anything begins.
-  (void)Attention(problem, {.threads = 1, .instruction_set = settings.instruction_sets.front()});
+  (void)Attention(problem,
+                  {.threads = 1, .instruction_set = settings.instruction_sets.front(), .device = device.device});
   return settings;
 }
 
@@ -163,8 +168,8 @@ int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
 
 int verify_one(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (uses_gpu(options.machine)) return verify_one_on_cuda(options, launch);
-  const GroupOptions group = make_group_options(options.ranks, options.ranks.trace.empty() ? 64 : kTracedEvents);
+  if (uses_gpu(options.machine) && launch.ranks == 1) return verify_one_on_cuda(options, launch);
+  const GroupOptions group = make_group_options(options, options.ranks.trace.empty() ? 64 : kTracedEvents);
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
   return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
@@ -256,7 +261,7 @@ void report_grid(const VerifyOptions& options, const Launch& launch, std::size_t
 int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vector<Words>& cases, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
   std::optional<Gpu> gpu;
-  if (uses_gpu(options.machine)) gpu.emplace(options.machine);
+  if (uses_gpu(options.machine) && launch.ranks == 1) gpu.emplace(options.machine);
   WorstChecks worst;
   std::vector<WrongProblem> failures;
   int threads = rank.default_threads();
@@ -295,11 +300,8 @@ int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vec
 int verify_grid(const VerifyOptions& options) {
   check_grid_options(options);
   const Launch launch = make_launch(options.ranks, process_environment);
-  const GroupOptions group = make_group_options(options.ranks, 64);
-  if (uses_gpu(options.machine))
-    check_cuda_launch(launch);
-  else
-    (void)settings_of(options, grid_problem({}), launch.ranks);
+  const GroupOptions group = make_group_options(options, 64);
+  if (!uses_gpu(options.machine)) (void)settings_of(options, grid_problem({}), launch.ranks);
   const std::vector<Words> cases = chosen_cases(options);
   return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }

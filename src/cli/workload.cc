@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cli/random.h"
+#include "kernels/device.h"
 #include "numeric/size.h"
 
 namespace annulus::cli {
@@ -91,6 +92,19 @@ void Workload::hold_results(Pass pass) {
     if (!has(name)) allocate(name);
 }
 
+void Workload::compute_on(const std::string& device) {
+  const Device parsed = parse_device(device);
+  if (!parsed.is_gpu) return;
+  gpu_ = &cuda::load_backend();
+  gpu_index_ = parsed.index ? *parsed.index : gpu_->current_device();
+}
+
+template <class Call>
+double Workload::timed(const Call& call) const {
+  if (gpu_ != nullptr) return gpu_->time(gpu_index_, call);
+  return seconds_of([&] { call(nullptr); });
+}
+
 double Workload::forward(const RankAttention& attention) {
   prepare(attention, Pass::forward);
   ForwardArgs args;
@@ -98,9 +112,12 @@ double Workload::forward(const RankAttention& attention) {
   args.k = read("k");
   args.v = read("v");
   args.out = write("out");
-  args.lse = lse();
-  args.workspace = {workspace_.data(), workspace_bytes_};
-  return seconds_of([&] { attention.forward(args); });
+  args.lse = lse(true);
+  args.workspace = workspace();
+  return timed([&](void* stream) {
+    args.stream = stream;
+    attention.forward(args);
+  });
 }
 
 double Workload::backward(const RankAttention& attention) {
@@ -110,13 +127,16 @@ double Workload::backward(const RankAttention& attention) {
   args.k = read("k");
   args.v = read("v");
   args.out = read("out");
-  args.lse = lse();
+  args.lse = lse(false);
   args.dout = read("dout");
   args.dq = write("dq");
   args.dk = write("dk");
   args.dv = write("dv");
-  args.workspace = {workspace_.data(), workspace_bytes_};
-  return seconds_of([&] { attention.backward(args); });
+  args.workspace = workspace();
+  return timed([&](void* stream) {
+    args.stream = stream;
+    attention.backward(args);
+  });
 }
 
 DType Workload::dtype(const std::string& name) const { return name == "lse" ? DType::fp32 : problem_.dtype; }
@@ -141,7 +161,7 @@ void Workload::allocate(const std::string& name) {
   Buffer buffer(bytes(name));
   ledger_.allocate(name, bytes(name));
   const void* data = buffer.data();
-  tensors_[name] = {std::move(buffer), data};
+  tensors_[name] = {std::move(buffer), data, nullptr, false};
 }
 
 // Results and the workspace of a pass. What the pass holds beside the tensors enters the ledger under the plan's own
@@ -158,7 +178,10 @@ void Workload::prepare(const RankAttention& attention, Pass pass) {
   release_workspace();
   for (const std::string& name : results)
     if (!has(name)) allocate(name);
-  workspace_ = Buffer(static_cast<std::int64_t>(bytes));
+  if (gpu_ != nullptr)
+    device_workspace_ = gpu_->allocate(gpu_index_, bytes);
+  else
+    workspace_ = Buffer(static_cast<std::int64_t>(bytes));
   workspace_bytes_ = bytes;
   workspace_parts_ = parts;
   for (const MemoryComponent& part : parts) ledger_.allocate(part.name, part.bytes);
@@ -168,6 +191,7 @@ void Workload::release_workspace() {
   for (const MemoryComponent& part : workspace_parts_) ledger_.release(part.name, part.bytes);
   workspace_parts_.clear();
   workspace_ = Buffer();
+  device_workspace_.reset();
   workspace_bytes_ = 0;
 }
 
@@ -176,14 +200,37 @@ std::array<std::int64_t, 4> Workload::shape4(const std::string& name) const {
   return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
-ConstTensorView Workload::read(const std::string& name) const { return {data(name), problem_.dtype, shape4(name)}; }
-
-TensorView Workload::write(const std::string& name) {
-  return {tensors_.at(name).own.data(), problem_.dtype, shape4(name)};
+// The tensor's memory on the GPU, with what the host has unless it is about to be written.
+void* Workload::place_on_device(const std::string& name, bool writes) {
+  Tensor& tensor = tensors_.at(name);
+  const bool is_new = tensor.on_device == nullptr;
+  if (is_new) tensor.on_device = gpu_->allocate(gpu_index_, static_cast<std::size_t>(bytes(name)));
+  if (is_new && !writes) tensor.on_device->put(tensor.data);
+  tensor.is_newer_there = tensor.is_newer_there || writes;
+  return tensor.on_device->data();
 }
 
-std::span<float> Workload::lse() {
-  return {reinterpret_cast<float*>(tensors_.at("lse").own.data()), static_cast<std::size_t>(elements("lse"))};
+const void* Workload::data(const std::string& name) const {
+  const Tensor& tensor = tensors_.at(name);
+  if (tensor.is_newer_there) tensor.on_device->get(tensor.own.data());
+  return tensor.data;
+}
+
+ConstTensorView Workload::read(const std::string& name) {
+  return {gpu_ != nullptr ? place_on_device(name, false) : tensors_.at(name).data, problem_.dtype, shape4(name)};
+}
+
+TensorView Workload::write(const std::string& name) {
+  return {gpu_ != nullptr ? place_on_device(name, true) : tensors_.at(name).own.data(), problem_.dtype, shape4(name)};
+}
+
+std::span<float> Workload::lse(bool writes) {
+  void* data = gpu_ != nullptr ? place_on_device("lse", writes) : tensors_.at("lse").own.data();
+  return {static_cast<float*>(data), static_cast<std::size_t>(elements("lse"))};
+}
+
+std::span<std::byte> Workload::workspace() const {
+  return {gpu_ != nullptr ? static_cast<std::byte*>(device_workspace_->data()) : workspace_.data(), workspace_bytes_};
 }
 
 }  // namespace annulus::cli

@@ -20,6 +20,7 @@
 
 #include "annulus/ranks.h"
 #include "cli/shard_map.h"
+#include "kernels/cuda/load.h"
 
 namespace annulus::cli {
 
@@ -59,7 +60,12 @@ class Workload {
   void hold_results(Pass pass);
   std::byte* result(const std::string& name) { return tensors_.at(name).own.data(); }
 
-  // Wall-clock seconds of the call alone. Results stay; the workspace does until a pass needs another.
+  // Calls compute on this device from now on ("cuda:1"), in memory of its own: inputs go there before the next call,
+  // results come back when they are asked for.
+  void compute_on(const std::string& device);
+
+  // Seconds of the call alone: by the wall clock, on a GPU by its own. Results stay; the workspace does until a pass
+  // needs another.
   double forward(const RankAttention& attention);
   double backward(const RankAttention& attention);
 
@@ -69,7 +75,7 @@ class Workload {
   const MemoryLedger& ledger() const { return ledger_; }
 
   bool has(const std::string& name) const { return tensors_.contains(name); }
-  const void* data(const std::string& name) const { return tensors_.at(name).data; }
+  const void* data(const std::string& name) const;
   DType dtype(const std::string& name) const;
   std::vector<std::int64_t> shape(const std::string& name) const { return shape_of(name, shard(name).rows()); }
   std::vector<std::int64_t> whole_shape(const std::string& name) const { return shape_of(name, problem_.tokens); }
@@ -81,6 +87,8 @@ class Workload {
   struct Tensor {
     Buffer own;  // empty: borrowed
     const void* data = nullptr;
+    std::unique_ptr<cuda::DeviceMemory> on_device;
+    bool is_newer_there = false;
   };
 
   void allocate(const std::string& name);
@@ -88,15 +96,22 @@ class Workload {
   void release_workspace();
   std::vector<std::int64_t> shape_of(const std::string& name, std::int64_t tokens) const;
   std::array<std::int64_t, 4> shape4(const std::string& name) const;
-  ConstTensorView read(const std::string& name) const;
+  ConstTensorView read(const std::string& name);
   TensorView write(const std::string& name);
-  std::span<float> lse();
+  std::span<float> lse(bool writes);
+  void* place_on_device(const std::string& name, bool writes);
+  std::span<std::byte> workspace() const;
+  template <class Call>
+  double timed(const Call& call) const;
 
   Problem problem_;
   Holding holding_;
   MemoryLedger ledger_;
   std::map<std::string, Tensor> tensors_;
+  const cuda::Backend* gpu_ = nullptr;  // null: the CPU
+  int gpu_index_ = 0;
   Buffer workspace_;
+  std::unique_ptr<cuda::DeviceMemory> device_workspace_;
   std::size_t workspace_bytes_ = 0;
   std::vector<MemoryComponent> workspace_parts_;  // as the ledger has them
 };

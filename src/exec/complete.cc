@@ -40,7 +40,7 @@ class CompleteExecutor final : public Executor {
         pieces_(pieces_of(sharding, problem.tokens, transport.rank())),
         range_(shared_range(problem, sharding, transport.rank())),
         parcels_(problem, pieces_, Cargo::keys),
-        kernels_(make_kernels(problem, plan, options.device, {pieces_, true})),
+        kernels_(make_kernels(problem, plan, options.device, {pieces_, true, true})),
         range_kernels_(make_kernels(problem, plan, options.device, {{range_}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
     plan_hash_ = agree(transport, describe(problem, sharding, options));

@@ -26,6 +26,10 @@ Problem travelling(Problem problem, const std::vector<Strategy>& branches) {
   return problem;
 }
 
+bool is_one_run(const std::vector<Rows>& pieces) {
+  return pieces.empty() || (pieces.size() == 1 && pieces.front().stride == 1);
+}
+
 }  // namespace
 
 Forecast::Freight::Freight(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options,
@@ -45,7 +49,13 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
                          ? std::make_unique<Freight>(problem, sharding, rank, options, Cargo::queries)
                          : nullptr),
       resharding_(problem, sharding, key_freight_.parcels, units_of(problem, dealt_out_), rank, options.device),
-      kernels_(make_kernels(problem, plan_, options.device, {pieces(), !is_alone(), partial && is_alone()})) {
+      is_alone_(key_freight_.schedule.is_empty() && resharding_.empty() && is_one_run(pieces())),
+      kernels_(make_kernels(problem, plan_, options.device,
+                            {pieces(), !is_alone(), is_alone() ? partial : !keeps_states()})) {
+  if (is_alone() && !partial && !kernels_->is_whole()) {
+    is_alone_ = false;
+    kernels_ = make_kernels(problem, plan_, options.device, {pieces(), true, true});
+  }
   if (problem.pattern.gradient != Gradient::detached || is_alone()) return;
   for (const Branch& branch : problem.pattern.branches) {
     auto alone = std::make_unique<Alone>();

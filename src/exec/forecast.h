@@ -60,11 +60,8 @@ class Forecast {
   }
   const ParcelMemory& own_parcels() const { return key_freight_.parcels; }
   const Resharding& resharding() const { return resharding_; }
-  // Whether this rank's rows are a sequence of their own: nothing travels.
-  bool is_alone() const {
-    return key_freight_.schedule.count() == 0 && resharding_.empty() && pieces().size() <= 1 &&
-           (pieces().empty() || pieces().front().stride == 1);
-  }
+  // Whether this rank's rows are a sequence of their own: nothing travels, and results are made in one go.
+  bool is_alone() const { return is_alone_; }
   // Whether states wait in memory: for keys that arrive, or for results that come home.
   bool keeps_states() const { return key_freight_.schedule.last_receive() > 0 || !resharding_.empty(); }
   Kernels& kernels() const { return *kernels_; }
@@ -103,6 +100,7 @@ class Forecast {
   Freight key_freight_;
   std::unique_ptr<Freight> query_freight_;  // backward, where that is cheaper
   Resharding resharding_;
+  bool is_alone_;
   std::unique_ptr<Kernels> kernels_;
   std::vector<std::unique_ptr<Alone>> alone_;
 };

@@ -63,4 +63,8 @@ Step Schedule::exchange(std::int64_t e) const {
           slices_of(step.homecomings, i, slices_)};
 }
 
+bool Schedule::is_empty() const {
+  return std::ranges::all_of(plan_.steps, [](const Step& step) { return step.sends.empty() && step.receives.empty(); });
+}
+
 }  // namespace annulus

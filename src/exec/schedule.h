@@ -25,6 +25,8 @@ class Schedule {
   const std::vector<Step>& steps() const { return plan_.steps; }  // whole
   // Empty outside [1, count()].
   Step exchange(std::int64_t e) const;
+  // Whether this rank neither sends nor receives anything.
+  bool is_empty() const;
   // The last exchange that brings this rank anything; 0 when none does.
   std::int64_t last_receive() const { return last_receive_; }
 

@@ -21,7 +21,8 @@ namespace annulus {
 struct Shard {
   std::vector<Rows> pieces;
   bool stepwise = false;
-  bool partial = false;  // one step, whose results others will merge or add: in fp32, whatever the inputs are
+  bool keeps_states = false;  // forward has one step and nobody brings states, but results may be fp32 whatever the
+                              // inputs are: kernels that need states have them in their workspace
 };
 
 // The softmax states of a rank's rows (softmax_state.h) between two steps, in the kernels' own order.
@@ -63,6 +64,8 @@ class Kernels {
   virtual int threads() const = 0;
   // The parts of the workspace that a pass needs. Laid one behind the other, each from a multiple of 64 bytes on.
   virtual std::vector<MemoryComponent> workspace(Pass pass) const = 0;
+  // Whether a pass can be done in one step, straight to its results, without states and sums.
+  virtual bool is_whole() const = 0;
   // Memory for what a pass keeps between its steps. The results themselves, where those can hold it.
   virtual SoftmaxStates carve_states(Carver& carver, const TensorView& out) const = 0;
   virtual GradientSums carve_sums(Carver& carver, const BackwardArgs& args) const = 0;

@@ -26,34 +26,17 @@ using reference::Inputs;
 using support::compute_on_ranks;
 using support::draw_between;
 using support::RankResult;
+using support::traffic_faults;
 using support::Way;
 using support::Yardstick;
-
-std::string describe(const Sharding& sharding, const RankOptions& options) {
-  std::string text = " on " + std::to_string(sharding.ranks) + " ranks, " + std::string(name(sharding.layout)) + ", " +
-                     std::string(name(options.strategy)) + ", slots of " + std::to_string(options.slot_bytes);
-  for (const std::int64_t boundary : sharding.boundaries) text += " " + std::to_string(boundary);
-  return text;
-}
 
 std::string faults(const Problem& problem, const Inputs& inputs, const Sharding& sharding, const RankOptions& options,
                    const Way& way) {
   const RankResult ranks = compute_on_ranks(problem, inputs, sharding, options, way);
-  std::string fault = ranks.fault + Yardstick(problem, inputs).faults(ranks.result);
-  std::int64_t sent = 0, received = 0;
-  for (std::size_t r = 0; r < ranks.planned.size(); ++r) {
-    if (ranks.planned[r].sent_bytes != ranks.counted[r].sent_bytes ||
-        ranks.planned[r].received_bytes != ranks.counted[r].received_bytes)
-      fault += "rank " + std::to_string(r) + " moved " + std::to_string(ranks.counted[r].sent_bytes) + " and " +
-               std::to_string(ranks.counted[r].received_bytes) + " bytes, planned " +
-               std::to_string(ranks.planned[r].sent_bytes) + " and " + std::to_string(ranks.planned[r].received_bytes) +
-               "; ";
-    sent += ranks.counted[r].sent_bytes;
-    received += ranks.counted[r].received_bytes;
-  }
-  if (sent != received) fault += "sent is not received; ";
+  const std::string fault = ranks.fault + Yardstick(problem, inputs).faults(ranks.result) + traffic_faults(ranks);
   if (fault.empty()) return "";
-  return fault + " in " + support::describe(problem) + " by " + support::describe(way) + describe(sharding, options);
+  return fault + " in " + support::describe(problem) + " by " + support::describe(way) +
+         support::describe(sharding, options);
 }
 
 RC_GTEST_PROP(RankAttentionProperty, IsTheResultOfOneRank, ()) {

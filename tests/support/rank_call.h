@@ -60,6 +60,13 @@ inline std::vector<std::int64_t> positions_of(const Sharding& sharding, std::int
   return positions;
 }
 
+inline std::string describe(const Sharding& sharding, const RankOptions& options) {
+  std::string text = " on " + std::to_string(sharding.ranks) + " ranks, " + std::string(name(sharding.layout)) + ", " +
+                     std::string(name(options.strategy)) + ", slots of " + std::to_string(options.slot_bytes);
+  for (const std::int64_t boundary : sharding.boundaries) text += " " + std::to_string(boundary);
+  return text;
+}
+
 // What one rank computed, and what it moved in both passes together.
 struct ShardResult {
   reference::Result result;  // of its own rows
@@ -137,16 +144,9 @@ struct RankResult {
   std::string fault;
 };
 
-// Forward and backward of a resolved problem, on threads. Throws what the first rank threw that did.
-inline RankResult compute_on_ranks(const Problem& problem, const reference::Inputs& inputs, const Sharding& given,
-                                   const RankOptions& options, const Way& way = {}) {
-  const Sharding sharding = resolve(given, problem.tokens);
-  auto transports = make_thread_group(sharding.ranks);
-  std::vector<ShardResult> shards(static_cast<std::size_t>(sharding.ranks));
-  const auto errors = run_ranks(sharding.ranks, [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    shards[r] = compute_shard(problem, inputs, sharding, *transports[r], options, way);
-  });
+// Throws what the first rank threw that did.
+inline RankResult put_together(const Problem& problem, const Sharding& sharding, const std::vector<ShardResult>& shards,
+                               const std::vector<std::exception_ptr>& errors) {
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
   RankResult all;
@@ -159,6 +159,35 @@ inline RankResult compute_on_ranks(const Problem& problem, const reference::Inpu
   }
   all.result = assemble(problem, sharding, parts);
   return all;
+}
+
+// "" or which rank moved other bytes than its plan said.
+inline std::string traffic_faults(const RankResult& ranks) {
+  std::string fault;
+  std::int64_t sent = 0, received = 0;
+  for (std::size_t r = 0; r < ranks.planned.size(); ++r) {
+    const RankTraffic &counted = ranks.counted[r], &planned = ranks.planned[r];
+    if (planned != counted)
+      fault += "rank " + std::to_string(r) + " moved " + std::to_string(counted.sent_bytes) + " and " +
+               std::to_string(counted.received_bytes) + " bytes, planned " + std::to_string(planned.sent_bytes) +
+               " and " + std::to_string(planned.received_bytes) + "; ";
+    sent += counted.sent_bytes;
+    received += counted.received_bytes;
+  }
+  return sent == received ? fault : fault + "sent is not received; ";
+}
+
+// Forward and backward of a resolved problem, on threads.
+inline RankResult compute_on_ranks(const Problem& problem, const reference::Inputs& inputs, const Sharding& given,
+                                   const RankOptions& options, const Way& way = {}) {
+  const Sharding sharding = resolve(given, problem.tokens);
+  auto transports = make_thread_group(sharding.ranks);
+  std::vector<ShardResult> shards(static_cast<std::size_t>(sharding.ranks));
+  const auto errors = run_ranks(sharding.ranks, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    shards[r] = compute_shard(problem, inputs, sharding, *transports[r], options, way);
+  });
+  return put_together(problem, sharding, shards, errors);
 }
 
 }  // namespace annulus::support

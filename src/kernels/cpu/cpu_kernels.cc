@@ -54,6 +54,7 @@ class CpuKernels : public Kernels {
     sums.dv = sums_or(args.dv, "sums", context_.problem.kv_heads, carver);
     return sums;
   }
+  bool is_whole() const override { return true; }
   bool sums_are_results() const override { return context_.problem.dtype == DType::fp32; }
   void forward(const ForwardArgs& args, const ForwardStep& step) const override { cpu::forward(context_, args, step); }
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {

@@ -154,6 +154,11 @@ class CudaBackend : public Backend {
     check(cudaGetDevice(&device), "find a CUDA device");
     return device;
   }
+  int device_count() const override {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "count the CUDA devices");
+    return count;
+  }
   DeviceInfo info(int device) const override {
     const DeviceScope scope(device);
     return device_info();

@@ -41,6 +41,7 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual int current_device() const = 0;  // of the calling thread
+  virtual int device_count() const = 0;
   virtual DeviceInfo info(int device) const = 0;
   // Takes a resolved problem and its plan.
   virtual std::unique_ptr<Passes> passes(const Problem& problem, const Plan& plan,

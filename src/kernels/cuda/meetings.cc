@@ -121,14 +121,20 @@ class Lister {
     return of_keys ? side_of_keys(member, batch) : side_of_queries(member, batch);
   }
 
-  // Causal: what row 0 of the tile sees of the other rows (MeetingPart).
-  int first_seen(const Rows& own, const Rows& other) const {
-    const std::int64_t stride = own.count > 1 ? own.stride : other.count > 1 ? other.stride : 1;
-    if (own.count > 1 && other.count > 1 && own.stride != other.stride)
-      throw std::logic_error("rows of a group lie at one stride on all ranks");
-    const std::int64_t first =
+  // Causal: what row i of the tile sees of the other rows, as first + step * i (MeetingPart).
+  struct Sight {
+    std::int64_t first = 0;
+    std::int64_t step = 1;
+  };
+  Sight sight(const Rows& own, const Rows& other) const {
+    const std::int64_t stride = other.count > 1 ? other.stride : own.count > 1 ? own.stride : 1;
+    Sight sight;
+    if (own.count > 1) sight.step = own.stride / stride;
+    if (own.count > 1 && own.stride % stride != 0)
+      throw std::logic_error("rows of a tile lie at a multiple of the stride of those that they meet");
+    sight.first =
         rules_.of_keys ? -floor_div(other.first - own.first, stride) : floor_div(own.first - other.first, stride);
-    return static_cast<int>(std::clamp(first, -kFar, kFar));
+    return sight;
   }
 
   void write(int branch) {
@@ -164,8 +170,9 @@ class Lister {
       part.lse = other.lse;
       part.delta = other.delta;
       part.rows = static_cast<int>(member.positions.count);
-      part.step = 1;
-      part.first = first_seen(group.own.positions, member.positions) + static_cast<int>(done);
+      const Sight seen = sight(group.own.positions, member.positions);
+      part.step = static_cast<int>(std::min(seen.step, kFar));
+      part.first = static_cast<int>(std::clamp(seen.first + seen.step * done, -kFar, kFar));
       if (met_blocks(part, rules_.of_keys, problem_.causal, tile.rows, rules_.block_rows) > 0) parts.push_back(part);
     }
     for (std::size_t first = 0; first < parts.size(); first += kMaxBranches) {

@@ -89,7 +89,7 @@ class RankKernels : public Kernels {
                         " branches: use device cpu");
     blocks_ = mma::prepare(shape_problem_, device_) * device_.multiprocessors;
     local_ = find_local_parts(problem, plan, shard);
-    if (!shard.stepwise && !shard.partial && is_one_local_part()) {
+    if (!shard.stepwise && !shard.keeps_states && is_one_local_part()) {
       forward_.emplace(local_.front().problem, local_.front().plan,
                        ForwardOptions{.kernel = options.kernel, .sweeps = {}});
       return;
@@ -134,6 +134,7 @@ class RankKernels : public Kernels {
     sums.dv = by_head(both == nullptr ? nullptr : both + width, problem_.kv_heads, 2 * width);
     return sums;
   }
+  bool is_whole() const override { return forward_.has_value() || rows_ == 0; }
   bool sums_are_results() const override { return false; }
 
   void forward(const ForwardArgs& args, const ForwardStep& step) const override;
@@ -217,7 +218,7 @@ class RankKernels : public Kernels {
     memory.control = carver.take<Control>("control", 1);
     for (const auto& part : fused_)
       memory.fused.push_back(part != nullptr ? part->carve(Pass::forward, carver) : FusedPart::Memory{});
-    if (shard_.partial && !has_states) memory.states = carve_states(carver, {});
+    if (shard_.keeps_states && !has_states) memory.states = carve_states(carver, {});
     return memory;
   }
   BackwardMemory carve_backward(Carver& carver) const {
