@@ -10,6 +10,7 @@
 #include "kernels/cuda/backward.h"
 #include "kernels/cuda/copies.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/nccl_link.h"
 #include "kernels/cuda/peak.h"
 #include "plan/plan.h"
 
@@ -162,6 +163,7 @@ class CudaBackend : public Backend {
     return std::make_unique<GpuPasses>(problem, plan, options);
   }
   std::unique_ptr<DeviceCopies> copies(int device, int lanes) const override { return make_copies(device, lanes); }
+  LinkMaker nccl_links(int device) const override { return cuda::nccl_links(device); }
   std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
     const DeviceScope scope(device);
     return std::make_unique<Memory>(device, bytes);
