@@ -17,7 +17,7 @@ LAYERS = {
     "numeric": ["annulus"],
     "plan": ["annulus", "numeric"],
     "kernels": ["annulus", "numeric", *(f"plan/{file}.h" for file in ("parcel", "phase", "plan", "rows", "task")),
-                "transport/device_copies.h"],
+                "transport/device_copies.h", "transport/device_link.h"],
     "transport": ["annulus", "numeric"],  # moves bytes; knows neither kernels nor plans
     "reference": ["annulus", "numeric"],  # no plan: the oracle shares no index code with what it judges
     "io": ["annulus", "numeric"],
@@ -34,6 +34,7 @@ FOREIGN = {
     "arm_neon.h": [],
     "mpi.h": ["src/transport/"],
     "cuda": ["src/kernels/cuda/"],
+    "nccl.h": ["src/kernels/cuda/"],
     "nvtx3/": ["src/kernels/cuda/"],
     "CLI/": ["src/cli/"],
     "nlohmann/": ["src/cli/"],

@@ -30,4 +30,16 @@ struct StagingOptions {
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
                                                  const StagingOptions& options = {});
 
+struct NcclOptions {
+  std::chrono::milliseconds timeout{60'000};            // as control's
+  std::int64_t staging_bytes = std::int64_t{64} << 20;  // of the GPU, to pack in; the same on all ranks
+  bool blocking = false;                                // as in TransportOptions
+};
+
+// GPU memory over NCCL, opened when this is called. `control` is any transport of the host, MPI or rendezvous.h: it
+// brings the ranks together, and says who is lost, slow or of another mind, as it does for its own exchanges. A
+// collective: all ranks call it. Throws Unsupported where there is no NCCL, or where two ranks have one GPU.
+std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
+                                               const NcclOptions& options = {});
+
 }  // namespace annulus

@@ -2,6 +2,7 @@
 #include "annulus/device_transports.h"
 
 #include "kernels/cuda/load.h"
+#include "transport/nccl.h"
 #include "transport/staged.h"
 #include "transport/thread_boxes.h"
 
@@ -22,6 +23,12 @@ std::vector<std::unique_ptr<Transport>> make_device_thread_group(int size, const
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
                                                  const StagingOptions& options) {
   return make_staged_transport(std::move(host), cuda::load_backend().copies(device, 2), options);
+}
+
+std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
+                                               const NcclOptions& options) {
+  const cuda::Backend& backend = cuda::load_backend();
+  return make_nccl_transport(std::move(control), backend.copies(device, 2), backend.nccl_links(device), options);
 }
 
 }  // namespace annulus

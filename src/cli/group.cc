@@ -172,7 +172,8 @@ int run_process(const Launch& launch, const GroupOptions& options, const std::fu
   if (parse_device(options.device).is_gpu) {
     device = device_of(options, index_on_host(*transport));
     if (launch.transport == "nccl")
-      transport = make_nccl_transport(std::move(transport), *device, transport_options(options, who));
+      transport = make_nccl_transport(std::move(transport), *device,
+                                      {.timeout = options.timeout, .blocking = options.blocking});
     else
       transport = make_staged_transport(std::move(transport), *device, {.blocking = options.blocking});
   }

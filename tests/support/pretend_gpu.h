@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include "transport/device_copies.h"
+#include "transport/device_link.h"
 
 namespace annulus::support {
 
@@ -134,6 +136,48 @@ class PretendCopies final : public DeviceCopies {
 
   std::deque<PretendStream> lanes_;
   std::atomic<int> queued_{0};
+};
+
+// The wires between the GPUs of a group.
+struct PretendWires {
+  std::mutex mutex;
+  std::condition_variable news;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> messages;  // [from, to]
+};
+
+class PretendLink final : public DeviceLink {
+ public:
+  PretendLink(std::shared_ptr<PretendWires> wires, int rank) : wires_(std::move(wires)), rank_(rank) {}
+  ~PretendLink() override { cut(); }
+
+  bool ready() override { return ++asked_ % 3 != 0; }  // takes a moment now and then
+  void queue(std::span<const LinkMessage> sends, std::span<const LinkMessage> receives, void* stream) override {
+    static_cast<PretendStream*>(stream)->queue([wires = wires_, is_cut = cut_, rank = rank_,
+                                                sends = std::vector(sends.begin(), sends.end()),
+                                                receives = std::vector(receives.begin(), receives.end())] {
+      std::unique_lock lock(wires->mutex);
+      for (const auto& [peer, data, bytes] : sends) wires->messages[{rank, peer}].emplace_back(data, data + bytes);
+      wires->news.notify_all();
+      for (const auto& [peer, data, bytes] : receives) {
+        auto& messages = wires->messages[{peer, rank}];
+        wires->news.wait(lock, [&] { return *is_cut || !messages.empty(); });
+        if (*is_cut) return;
+        std::ranges::copy(messages.front(), data);
+        messages.pop_front();
+      }
+    });
+  }
+  void cut() noexcept override {
+    const std::lock_guard lock(wires_->mutex);
+    *cut_ = true;
+    wires_->news.notify_all();
+  }
+
+ private:
+  std::shared_ptr<PretendWires> wires_;
+  int rank_;
+  int asked_ = 0;
+  std::shared_ptr<bool> cut_ = std::make_shared<bool>(false);
 };
 
 }  // namespace annulus::support

@@ -4,6 +4,7 @@
 #include "support/pretend_gpu.h"
 #include "transport/conformance.h"
 #include "transport/conformance_faults.h"
+#include "transport/nccl.h"
 #include "transport/staged.h"
 #include "transport/thread_boxes.h"
 
@@ -135,8 +136,40 @@ Make staged(std::int64_t piece_bytes) {
   };
 }
 
+LinkMaker links(const std::shared_ptr<support::PretendWires>& wires, const std::string& gpu) {
+  return {.trouble = "",
+          .gpu = gpu,
+          .text = "GPU " + gpu,
+          .new_id = [] { return std::string("id"); },
+          .link = [wires](const std::string& id, int rank, int) -> std::unique_ptr<DeviceLink> {
+            EXPECT_EQ(id, "id");
+            return std::make_unique<support::PretendLink>(wires, rank);
+          }};
+}
+
+// Transports that are made by all ranks at once.
+std::vector<std::unique_ptr<Transport>> make_linked(int size, const TransportOptions& options,
+                                                    std::int64_t staging_bytes) {
+  auto ranks = make_thread_group(size, options);
+  const auto wires = std::make_shared<support::PretendWires>();
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      const std::string gpu = std::to_string(rank->rank());
+      rank = make_nccl_transport(std::move(rank), std::make_unique<PretendCopies>(2), links(wires, gpu),
+                                 {.timeout = options.timeout, .staging_bytes = staging_bytes});
+    });
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+
+Make linked(std::int64_t staging_bytes) {
+  return [=](int size, const TransportOptions& options) { return make_linked(size, options, staging_bytes); };
+}
+
 RanksParam param(const std::string& name, int size, const Make& make) {
-  return {name + "_" + std::to_string(size), [=] { return std::make_unique<PretendRanks>(size, make); }};
+  return {name + "_" + std::to_string(size), [=] { return std::make_unique<PretendRanks>(size, make); },
+          name == "linked"};
 }
 
 std::string name_of(const ::testing::TestParamInfo<RanksParam>& info) { return info.param.name; }
@@ -145,12 +178,43 @@ INSTANTIATE_TEST_SUITE_P(Pretend, Conformance,
                          ::testing::Values(param("threads", 1, make_threads), param("threads", 2, make_threads),
                                            param("threads", 3, make_threads), param("threads", 8, make_threads),
                                            param("staged", 1, staged(4 << 20)), param("staged", 2, staged(4 << 20)),
-                                           param("staged", 5, staged(1 << 20)), param("tiny_pieces", 3, staged(7001))),
+                                           param("staged", 5, staged(1 << 20)), param("tiny_pieces", 3, staged(7001)),
+                                           param("linked", 1, linked(1 << 20)), param("linked", 2, linked(64 << 20)),
+                                           param("linked", 3, linked(9000)), param("linked", 11, linked(100'000))),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Pretend, ConformanceFaults,
                          ::testing::Values(param("threads", 2, make_threads), param("threads", 3, make_threads),
-                                           param("staged", 2, staged(4 << 20)), param("staged", 4, staged(4 << 20))),
+                                           param("staged", 2, staged(4 << 20)), param("staged", 4, staged(4 << 20)),
+                                           param("linked", 2, linked(1 << 20)), param("linked", 3, linked(1 << 20))),
                          name_of);
+
+// Every rank hears of it, before anything is linked.
+TEST(Linked, TakesOneRankAGpu) {
+  auto ranks = make_thread_group(3);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      const std::string gpu = rank->rank() == 1 ? "other" : "same";
+      support::expect_refused_as<Unsupported>(
+          [&] { make_nccl_transport(std::move(rank), std::make_unique<PretendCopies>(2), links(nullptr, gpu), {}); },
+          {"one rank a GPU", "rank 0 and rank 2", "NCCL_HOSTID"});
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Linked, ARankWithoutNccl) {
+  auto ranks = make_thread_group(2);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      LinkMaker maker = links(nullptr, std::to_string(rank->rank()));
+      if (rank->rank() == 1) maker.trouble = "no library";
+      support::expect_refused_as<Unsupported>(
+          [&] { make_nccl_transport(std::move(rank), std::make_unique<PretendCopies>(2), maker, {}); },
+          {"rank 1: no library"});
+    });
+  for (std::thread& thread : threads) thread.join();
+}
 
 TEST(Staged, SaysWhatItTakes) {
   auto ranks = make_thread_group(2);

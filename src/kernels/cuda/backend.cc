@@ -10,6 +10,7 @@
 #include "kernels/cuda/backward.h"
 #include "kernels/cuda/copies.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/nccl_link.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/rank_kernels.h"
 #include "plan/plan.h"
@@ -173,6 +174,7 @@ class CudaBackend : public Backend {
     return make_rank_kernels(problem, plan, options, shard);
   }
   std::unique_ptr<DeviceCopies> copies(int device, int lanes) const override { return make_copies(device, lanes); }
+  LinkMaker nccl_links(int device) const override { return cuda::nccl_links(device); }
   std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const override {
     const DeviceScope scope(device);
     return std::make_unique<Memory>(device, bytes);

@@ -15,6 +15,7 @@
 #include "kernels/passes.h"
 #include "kernels/peak.h"
 #include "transport/device_copies.h"
+#include "transport/device_link.h"
 
 namespace annulus::cuda {
 
@@ -52,6 +53,7 @@ class Backend {
 
   // What transports move memory of the device with.
   virtual std::unique_ptr<DeviceCopies> copies(int device, int lanes = 1) const = 0;
+  virtual LinkMaker nccl_links(int device) const = 0;
 
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
   // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.
