@@ -250,7 +250,7 @@ int bench(const BenchOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
   if (uses_gpu(options.machine) && launch.ranks == 1) {
     const Schedule schedule = schedule_of(options);
-    return bench_on_cuda(options, launch, {schedule.repeats, schedule.warmup, schedule.min_seconds});
+    return bench_on_cuda(options, {schedule.repeats, schedule.warmup, schedule.min_seconds});
   }
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};

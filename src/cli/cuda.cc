@@ -243,7 +243,6 @@ Peak peak_of_gpu(const std::string& device, DType dtype) {
 }
 
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files) {
-  check_cuda_launch(launch);
   const Pass last = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(files, options.problem);
   const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options));
@@ -271,7 +270,7 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
     gpu_work.bring_back(work);
     progress.step("write results");
     const Holdings holdings = holdings_of(make_rank_setup(options, problem, 1), problem);
-    run_ranks(launch, make_group_options(options.ranks, 64), [&](Rank& rank) {
+    run_ranks(launch, {}, [&](Rank& rank) {
       written = write_outputs(files, rank, holdings, work, last, inputs.without_batch());
       return kRight;
     });
@@ -341,14 +340,7 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
   return checks;
 }
 
-void check_cuda_launch(const Launch& launch) {
-  if (launch.ranks > 1)
-    throw Unsupported("--device cuda computes on one rank; got " + std::to_string(launch.ranks) +
-                      ": leave out --ranks, or use --device cpu");
-}
-
-int bench_on_cuda(const CommandOptions& options, const Launch& launch, const CudaTimes& times) {
-  check_cuda_launch(launch);
+int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
   const Pass last = options.problem.backward ? Pass::backward : Pass::forward;
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const std::uint64_t seed = make_seed(options.problem);

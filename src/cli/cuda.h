@@ -39,9 +39,7 @@ struct CudaTimes {
 
 // Each returns an exit code, as the command does on the CPU.
 int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileOptions& files);
-int bench_on_cuda(const CommandOptions& options, const Launch& launch, const CudaTimes& times);
-// Throws Unsupported for what the GPU does not do yet: several ranks.
-void check_cuda_launch(const Launch& launch);
+int bench_on_cuda(const CommandOptions& options, const CudaTimes& times);
 
 struct VerifyOnGpu {
   std::string kernel = "auto";  // every kernel that takes the problem

@@ -145,8 +145,7 @@ VerifyOnGpu gpu_settings(const VerifyOptions& options) {
           .seed = make_seed(options.problem)};
 }
 
-int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
-  check_cuda_launch(launch);
+int verify_one_on_cuda(const VerifyOptions& options) {
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const Gpu gpu(options.machine);
   check_reports(report_paths(options));
@@ -168,7 +167,7 @@ int verify_one_on_cuda(const VerifyOptions& options, const Launch& launch) {
 
 int verify_one(const VerifyOptions& options) {
   const Launch launch = make_launch(options.ranks, process_environment);
-  if (uses_gpu(options.machine) && launch.ranks == 1) return verify_one_on_cuda(options, launch);
+  if (uses_gpu(options.machine) && launch.ranks == 1) return verify_one_on_cuda(options);
   const GroupOptions group = make_group_options(options, options.ranks.trace.empty() ? 64 : kTracedEvents);
   const Problem problem = make_problem(options.problem, typed_sizes(options));
   const VerifySettings settings = settings_of(options, problem, launch.ranks);
