@@ -140,7 +140,7 @@ class Lister {
   void write(int branch) {
     const std::size_t begin = lists_.size();
     const auto list_of = [&](std::size_t i) -> MeetingList& {
-      while (lists_.size() <= begin + i) lists_.push_back({branch, true, {}, {}});
+      while (lists_.size() <= begin + i) lists_.push_back({branch, problem_.head_dim % unit() == 0, {}, {}});
       return lists_[begin + i];
     };
     for (const auto& [name, group] : groups_)
@@ -189,9 +189,9 @@ class Lister {
     }
   }
 
+  std::int64_t unit() const { return 16 / size_of(problem_.dtype); }  // elements in 16 bytes
   void note(MeetingList& list, const RowRun& run) const {
-    const std::int64_t unit = 16 / size_of(problem_.dtype);
-    if (run.at % unit != 0 || run.stride % unit != 0) list.aligned = false;
+    if (run.at % unit() != 0 || run.stride % unit() != 0) list.aligned = false;
   }
 
   const MeetingRules& rules_;

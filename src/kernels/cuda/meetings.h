@@ -14,7 +14,7 @@ namespace annulus::cuda {
 
 struct MeetingList {
   int branch = 0;
-  bool aligned = true;
+  bool aligned = false;  // to 16 bytes: every row, and its length
   std::vector<MeetingTile> tiles;
   std::vector<MeetingPart> parts;
 };
