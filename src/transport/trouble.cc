@@ -8,12 +8,6 @@ namespace {
 
 std::string name(int rank) { return "rank " + std::to_string(rank); }
 
-std::string place(const Frame& at) {
-  if (at.step < 0) return "before the first step";
-  if (at.plan == kGatherPlan) return "while texts are gathered, round " + std::to_string(at.step);
-  return "at step " + std::to_string(at.step);
-}
-
 std::string hex(std::uint64_t value) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -44,6 +38,12 @@ void check_peers(const Items& items, const char* what, int size, Bytes bytes_of)
 }
 
 }  // namespace
+
+std::string place(const Frame& at) {
+  if (at.step < 0) return "before the first step";
+  if (at.plan == kGatherPlan) return "while texts are gathered, round " + std::to_string(at.step);
+  return "at step " + std::to_string(at.step);
+}
 
 std::string seconds(std::chrono::steady_clock::duration duration) {
   char text[32];

@@ -23,6 +23,7 @@ struct Frame {
 // The plan of the exchanges that gather texts: their steps are rounds.
 inline constexpr std::uint64_t kGatherPlan = 0x616c6c5f67617468;
 
+std::string place(const Frame& at);                                 // at step 3
 std::string seconds(std::chrono::steady_clock::duration duration);  // 0.25 s
 
 std::string disagreement(int sender, const Frame& sent, int receiver, const Frame& expected);

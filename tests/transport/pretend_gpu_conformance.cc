@@ -168,7 +168,7 @@ Make linked(std::int64_t staging_bytes) {
 }
 
 RanksParam param(const std::string& name, int size, const Make& make) {
-  return {name + "_" + std::to_string(size), [=] { return std::make_unique<PretendRanks>(size, make); },
+  return {name + "_" + std::to_string(size), [=] { return std::make_unique<PretendRanks>(size, make); }, true,
           name == "linked"};
 }
 

@@ -22,6 +22,7 @@ class Ranks {
 struct RanksParam {
   std::string name;
   std::function<std::unique_ptr<Ranks>()> make;
+  bool sends_wait = true;        // for the receiver
   bool tells_by_tokens = false;  // texts are gathered first, then tokens say who sends what: errors are worded by those
 };
 

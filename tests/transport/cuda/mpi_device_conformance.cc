@@ -53,7 +53,7 @@ Make nccl(std::int64_t staging_bytes) {
 }
 
 RanksParam param(const std::string& name, const Make& make, bool tells_by_tokens) {
-  return {name, [make] { return std::make_unique<MpiGpuRanks>(make); }, tells_by_tokens};
+  return {name, [make] { return std::make_unique<MpiGpuRanks>(make); }, true, tells_by_tokens};
 }
 
 const RanksParam kStaged = param("staged", staged, false);

@@ -1,0 +1,22 @@
+// A transport of the host for processes that nothing else brings together: they meet at an address or in a file, and
+// talk over TCP. Made for control beside NCCL (device_transports.h); messages are copied and kept until they are asked
+// for, so what is large should go another way.
+//
+//   auto control = make_rendezvous_transport(rank, size, "tcp:node7:29400");   // rank 0 runs on node7
+//   auto control = make_rendezvous_transport(rank, size, "file:/shared/job/meet");
+//
+// The file must not be left from an earlier job: rank 0 writes its address there, and removes it when all have come.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "annulus/transport.h"
+
+namespace annulus {
+
+// A collective with the deadline of the options: throws TransportError that names the ranks that have not come.
+std::unique_ptr<Transport> make_rendezvous_transport(int rank, int size, const std::string& place,
+                                                     const TransportOptions& options = {});
+
+}  // namespace annulus

@@ -1,0 +1,174 @@
+#include "transport/meeting.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "annulus/errors.h"
+#include "transport/trouble.h"
+
+namespace annulus {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a process says first on a connection.
+struct Hello {
+  static constexpr std::uint64_t kMagic = 0x616e6e756c757302;  // and the version
+
+  std::uint64_t magic = kMagic;
+  std::int32_t rank = -1;
+  std::int32_t size = 0;
+  std::uint32_t port = 0;  // where it listens
+  char host[260] = {};
+};
+
+struct Place {
+  std::string file;  // or empty, and then
+  HostPort address;  // of rank 0
+};
+
+std::optional<HostPort> parse_address(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return std::nullopt;
+  HostPort address{text.substr(0, colon), 0};
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data() + colon + 1, end, address.port);
+  if (error != std::errc{} || last != end || address.port == 0) return std::nullopt;
+  return address;
+}
+
+Place parse(const std::string& place) {
+  if (place.starts_with("file:") && place.size() > 5) return {.file = place.substr(5), .address = {}};
+  if (place.starts_with("tcp:"))
+    if (const auto address = parse_address(place.substr(4))) return {.file = "", .address = *address};
+  throw InvalidArgument(
+      "a rendezvous is at tcp:HOST:PORT, where rank 0 listens, or file:PATH, where all ranks see it; "
+      "got '" +
+      place + "'");
+}
+
+template <class T>
+std::span<std::byte> bytes_of(T& value) {
+  return std::as_writable_bytes(std::span(&value, 1));
+}
+
+class Meeting {
+ public:
+  Meeting(int rank, int size, std::chrono::milliseconds timeout)
+      : rank_(rank), timeout_(timeout), deadline_(Clock::now() + timeout), sockets_(static_cast<std::size_t>(size)) {}
+
+  std::vector<Socket> receive_all(const Place& place);
+  std::vector<Socket> go_to(const Place& place);
+
+ private:
+  int size() const { return static_cast<int>(sockets_.size()); }
+  Hello hello(const Socket& listener) const {
+    Hello own{.rank = rank_, .size = size(), .port = listener.port()};
+    own_host().copy(own.host, sizeof own.host - 1);
+    return own;
+  }
+  HostPort address_in(const std::string& file) const;
+  Hello accept_one(const Socket& listener);
+  [[noreturn]] void missing(const std::string& whom) const {
+    throw TransportError(whom + " did not come to the rendezvous within " + seconds(timeout_) + ", and rank " +
+                         std::to_string(rank_) + " waits: start all ranks with the same place, or give more time");
+  }
+
+  int rank_;
+  std::chrono::milliseconds timeout_;
+  Deadline deadline_;
+  std::vector<Socket> sockets_;
+};
+
+// The next rank that comes and is of this group.
+Hello Meeting::accept_one(const Socket& listener) {
+  for (;;) {
+    Socket socket = listener.accepted(deadline_);
+    if (!socket.is_open()) {
+      std::string absent;
+      for (int peer = rank_ == 0 ? 1 : rank_ + 1; peer < size(); ++peer)
+        if (!sockets_[static_cast<std::size_t>(peer)].is_open())
+          absent += (absent.empty() ? "rank " : ", rank ") + std::to_string(peer);
+      missing(absent);
+    }
+    Hello other;
+    const Deadline soon = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
+    if (!socket.read_all(bytes_of(other), soon) || other.magic != Hello::kMagic) continue;  // a stranger
+    if (other.size != size() || other.rank <= rank_ || other.rank >= size() ||
+        sockets_[static_cast<std::size_t>(other.rank)].is_open())
+      throw TransportError("a rendezvous has each rank once, and one size; got rank " + std::to_string(other.rank) +
+                           " of " + std::to_string(other.size) + " in a group of " + std::to_string(size()) +
+                           ": is an old job still running at this place?");
+    other.host[sizeof other.host - 1] = 0;
+    sockets_[static_cast<std::size_t>(other.rank)] = std::move(socket);
+    return other;
+  }
+}
+
+std::vector<Socket> Meeting::receive_all(const Place& place) {
+  const Socket listener = Socket::listening(place.address.port);
+  if (!place.file.empty()) {  // a reader sees all of it or nothing
+    const std::string draft = place.file + ".draft";
+    std::ofstream(draft) << own_host() << ":" << listener.port() << "\n";
+    std::error_code error;
+    std::filesystem::rename(draft, place.file, error);
+    if (error)
+      throw TransportError("rank 0 writes its address into " + place.file + "; got " + error.message() +
+                           ": name a file in a folder that all ranks can write to");
+  }
+  std::vector<Hello> all(sockets_.size());
+  for (int i = 1; i < size(); ++i) {
+    const Hello other = accept_one(listener);
+    all[static_cast<std::size_t>(other.rank)] = other;
+  }
+  for (int peer = 1; peer < size(); ++peer)
+    if (!sockets_[static_cast<std::size_t>(peer)].write_all(std::as_bytes(std::span(all)), deadline_))
+      missing("rank " + std::to_string(peer));
+  if (!place.file.empty()) std::filesystem::remove(place.file);
+  return std::move(sockets_);
+}
+
+std::vector<Socket> Meeting::go_to(const Place& place) {
+  const Socket listener = Socket::listening(0);
+  const Hello own = hello(listener);
+  std::vector<Hello> all(sockets_.size());
+  Socket& first = sockets_.front();
+  first = Socket::connected(place.file.empty() ? place.address : address_in(place.file), deadline_);
+  if (!first.is_open() || !first.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) missing("rank 0");
+  if (!first.read_all(std::as_writable_bytes(std::span(all)), deadline_)) missing("rank 0, or one that it waits for,");
+  for (int peer = 1; peer < rank_; ++peer) {
+    const Hello& other = all[static_cast<std::size_t>(peer)];
+    Socket& socket = sockets_[static_cast<std::size_t>(peer)];
+    socket = Socket::connected({other.host, static_cast<std::uint16_t>(other.port)}, deadline_);
+    if (!socket.is_open() || !socket.write_all(std::as_bytes(std::span(&own, 1)), deadline_))
+      missing("rank " + std::to_string(peer));
+  }
+  for (int peer = rank_ + 1; peer < size(); ++peer) accept_one(listener);
+  return std::move(sockets_);
+}
+
+HostPort Meeting::address_in(const std::string& file) const {
+  while (Clock::now() < deadline_) {
+    std::string line;
+    if (std::ifstream stream(file); std::getline(stream, line))
+      if (const auto address = parse_address(line)) return *address;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  missing("rank 0");
+}
+
+}  // namespace
+
+std::vector<Socket> meet(int rank, int size, const std::string& place, std::chrono::milliseconds timeout) {
+  const Place parsed = parse(place);
+  if (size == 1) return std::vector<Socket>(1);
+  Meeting meeting(rank, size, timeout);
+  return rank == 0 ? meeting.receive_all(parsed) : meeting.go_to(parsed);
+}
+
+}  // namespace annulus

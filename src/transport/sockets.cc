@@ -1,0 +1,144 @@
+#include "transport/sockets.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "annulus/errors.h"
+
+namespace annulus {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// Small messages must not wait for each other, and a process that is started beside must not keep the connection open.
+Socket prepared(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return Socket(fd);
+}
+
+}  // namespace
+
+std::string own_host() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+Socket::~Socket() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Socket Socket::listening(std::uint16_t port) {
+  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  if (!socket.is_open() || bind(socket.fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      listen(socket.fd_, 1024) != 0)
+    throw TransportError("a rendezvous listens on a port that is free; got port " + std::to_string(port) + ", " +
+                         std::strerror(errno) + ": name another one");
+  return socket;
+}
+
+std::uint16_t Socket::port() const {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+Socket Socket::connected(const HostPort& to, Deadline deadline) {
+  const std::string host = to.host == own_host() ? "127.0.0.1" : to.host;
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
+  do {
+    addrinfo* found = nullptr;
+    if (getaddrinfo(host.c_str(), std::to_string(to.port).c_str(), &hints, &found) == 0) {
+      Socket socket = prepared(::socket(AF_INET, SOCK_STREAM, 0));
+      const int status = connect(socket.fd_, found->ai_addr, found->ai_addrlen);
+      freeaddrinfo(found);
+      int error = status == 0 ? 0 : errno;
+      if (error == EINPROGRESS) {
+        const Deadline soon = std::min(deadline, Clock::now() + std::chrono::seconds(2));
+        socklen_t size = sizeof error;
+        if (!socket.wait_for(POLLOUT, soon) || getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
+          error = ETIMEDOUT;
+      }
+      if (error == 0) return socket;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  } while (Clock::now() < deadline);
+  return {};
+}
+
+Socket Socket::accepted(Deadline deadline) const {
+  while (wait_for(POLLIN, deadline)) {
+    const int fd = accept(fd_, nullptr, nullptr);
+    if (fd >= 0) return prepared(fd);
+  }
+  return {};
+}
+
+bool Socket::wait_for(short events, Deadline deadline) const {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0) return false;
+    pollfd waiting{fd_, events, 0};
+    if (::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1000))) > 0) return true;
+  }
+}
+
+std::int64_t Socket::write_some(std::span<const std::byte> bytes) {
+  const auto count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  return count >= 0 ? count : would_block() ? 0 : -1;
+}
+
+std::int64_t Socket::read_some(std::span<std::byte> bytes) {
+  const auto count = recv(fd_, bytes.data(), bytes.size(), 0);
+  if (count > 0) return count;
+  return count < 0 && would_block() ? 0 : -1;
+}
+
+void Socket::end_writing() {
+  if (is_open()) shutdown(fd_, SHUT_WR);
+}
+
+bool Socket::write_all(std::span<const std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const std::int64_t count = write_some(bytes);
+    if (count < 0 || (count == 0 && !wait_for(POLLOUT, deadline))) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+bool Socket::read_all(std::span<std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const std::int64_t count = read_some(bytes);
+    if (count < 0 || (count == 0 && !wait_for(POLLIN, deadline))) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+}  // namespace annulus

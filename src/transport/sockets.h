@@ -1,0 +1,54 @@
+// TCP as far as a rendezvous needs it: owned sockets, and reads and writes that end by a deadline.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace annulus {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+struct HostPort {
+  std::string host;  // a name; this machine's own is reached without asking anybody
+  std::uint16_t port = 0;
+};
+
+std::string own_host();
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket();
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+
+  static Socket listening(std::uint16_t port);            // 0: any; throws TransportError where it is taken
+  static Socket connected(const HostPort& to, Deadline);  // tries again until the deadline; then !is_open()
+  Socket accepted(Deadline) const;                        // !is_open() at the deadline
+
+  bool is_open() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
+  std::uint16_t port() const;
+
+  bool write_all(std::span<const std::byte> bytes, Deadline);  // false: closed, or too late
+  bool read_all(std::span<std::byte> bytes, Deadline);
+
+  // Without waiting: bytes moved, 0 when none can, -1 when the other end is gone.
+  std::int64_t write_some(std::span<const std::byte> bytes);
+  std::int64_t read_some(std::span<std::byte> bytes);
+  void end_writing();  // the other end reads what is on its way, and then the end
+
+ private:
+  bool wait_for(short events, Deadline) const;
+  int fd_ = -1;
+};
+
+}  // namespace annulus

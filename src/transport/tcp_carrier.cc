@@ -1,0 +1,359 @@
+// Packed messages over TCP, a connection for every pair of ranks. On a connection travel letters, a head and a body
+// each: messages, and what ranks tell each other about how they are. A rank copies what it sends and keeps what comes
+// until it is asked for, so sending waits for nobody, and no letter is stuck behind one that nobody wants yet.
+//
+// A connection that ends without a word of leave is a lost rank: the others know at once. One that is only silent is
+// found by the vigil.
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "annulus/carrier.h"
+#include "annulus/rendezvous.h"
+#include "transport/meeting.h"
+#include "transport/trouble.h"
+#include "transport/vigil.h"
+
+namespace annulus {
+namespace {
+
+using Clock = Vigil::Clock;
+using std::chrono::milliseconds;
+
+enum class Kind : std::int64_t { message, ask, report, failure, leave };
+
+struct Head {
+  Kind kind = Kind::ask;
+  Frame frame = {};             // message; report: its step
+  std::int64_t body_bytes = 0;  // message, failure
+  std::int64_t still_ns = 0;    // report
+  std::int32_t waiting = 0, waits_for = -1;
+};
+
+struct Letter {
+  Head head;
+  std::vector<std::byte> body;
+};
+
+// One end of a connection.
+struct Line {
+  Socket socket;
+  std::deque<std::byte> out;  // not yet written
+  Letter reading;
+  std::size_t read_bytes = 0;   // of its head and body
+  std::deque<Letter> messages;  // arrived, and not asked for yet
+  bool left = false;
+};
+
+class TcpCarrier final : public Carrier {
+ public:
+  TcpCarrier(int rank, std::vector<Socket> sockets, const TransportOptions& options)
+      : rank_(rank), options_(options), vigil_(static_cast<int>(sockets.size()), options.timeout) {
+    for (Socket& socket : sockets) lines_.emplace_back().socket = std::move(socket);
+  }
+  ~TcpCarrier() override;
+
+  void post(const PackedExchange& exchange) override;
+  void wait() override;
+  bool poll() override;
+  void abort(const std::string& text) noexcept override;
+
+ private:
+  Line& line(int peer) { return lines_[static_cast<std::size_t>(peer)]; }
+  void write(int peer, const Head& head, std::span<const std::byte> body = {});
+  void progress();
+  void flush(int peer);
+  void read(int peer);
+  void open(int peer, Letter letter);
+  void deliver();
+  void look_around();
+  void sleep(milliseconds time);
+  void flush_all(milliseconds time);
+  std::vector<int> waited_for() const;
+  void fail(const std::string& text);
+  void write_failure(int peer);
+  void check_failure();
+
+  int rank_;
+  TransportOptions options_;
+  std::mutex mutex_;  // guards what follows; abort() comes from any thread
+  std::vector<Line> lines_;
+  std::vector<PackedMessage> receives_;  // not yet delivered
+  Frame at_;
+  Vigil vigil_;
+  bool waiting_ = false;
+  bool failed_ = false;
+  std::string failure_;
+};
+
+// Who failed says so once more: its connections may end before another rank has read why from the one that found out.
+// Then it reads to the end of what others have sent, for a while: closed with letters unread, a connection would drop
+// what is still on its way out.
+TcpCarrier::~TcpCarrier() {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer)
+    if (failed_)
+      write_failure(peer);
+    else
+      write(peer, {.kind = Kind::leave});
+  flush_all(milliseconds(500));
+  for (Line& each : lines_) each.socket.end_writing();
+  std::array<std::byte, 4096> unread;
+  for (const auto end = Clock::now() + milliseconds(300); Clock::now() < end;) {
+    bool all_ended = true;
+    for (Line& each : lines_) {
+      std::int64_t count = each.socket.is_open() ? 1 : -1;
+      while (count > 0) count = each.socket.read_some(unread);
+      if (count < 0) each.socket = {};
+      all_ended = all_ended && count < 0;
+    }
+    if (all_ended) break;
+    sleep(milliseconds(5));
+  }
+}
+
+void TcpCarrier::post(const PackedExchange& exchange) {
+  {
+    const std::lock_guard lock(mutex_);
+    at_ = {exchange.plan, exchange.step, 0};
+    check_failure();
+    receives_ = exchange.receives;
+    for (const PackedMessage& send : exchange.sends) {
+      const auto bytes = static_cast<std::int64_t>(send.bytes.size());
+      write(send.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes}, send.bytes);
+    }
+    progress();
+    check_failure();
+  }
+  if (options_.blocking) wait();
+}
+
+bool TcpCarrier::poll() {
+  const std::lock_guard lock(mutex_);
+  progress();
+  check_failure();
+  return receives_.empty();
+}
+
+void TcpCarrier::wait() {
+  std::unique_lock lock(mutex_);
+  vigil_.begin(Clock::now());
+  waiting_ = true;
+  for (;;) {
+    progress();
+    check_failure();
+    if (receives_.empty()) break;
+    look_around();
+    check_failure();
+    lock.unlock();  // for abort()
+    sleep(milliseconds(2));
+    lock.lock();
+  }
+  waiting_ = false;
+}
+
+// Until something can be read.
+void TcpCarrier::sleep(milliseconds time) {
+  std::vector<pollfd> waiting;
+  for (const Line& each : lines_)
+    if (each.socket.is_open()) waiting.push_back({each.socket.fd(), POLLIN, 0});
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(time.count()));
+}
+
+void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> body) {
+  Line& to = line(peer);
+  if (!to.socket.is_open()) return;
+  const auto bytes = std::as_bytes(std::span(&head, 1));
+  to.out.insert(to.out.end(), bytes.begin(), bytes.end());
+  to.out.insert(to.out.end(), body.begin(), body.end());
+}
+
+void TcpCarrier::progress() {
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
+    if (line(peer).socket.is_open()) flush(peer);
+    if (line(peer).socket.is_open()) read(peer);
+  }
+  deliver();
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer)
+    if (line(peer).socket.is_open()) flush(peer);  // answers
+}
+
+void TcpCarrier::flush(int peer) {
+  Line& to = line(peer);
+  std::array<std::byte, 65536> chunk;
+  while (!to.out.empty()) {
+    const std::size_t count = std::min(chunk.size(), to.out.size());
+    std::copy_n(to.out.begin(), count, chunk.begin());
+    const std::int64_t written = to.socket.write_some(std::span(chunk).first(count));
+    if (written <= 0) return;  // a lost end is noticed when reading
+    to.out.erase(to.out.begin(), to.out.begin() + written);
+  }
+}
+
+void TcpCarrier::read(int peer) {
+  Line& from = line(peer);
+  Letter& letter = from.reading;
+  for (;;) {
+    const bool in_head = from.read_bytes < sizeof(Head);
+    const std::size_t at = in_head ? from.read_bytes : from.read_bytes - sizeof(Head);
+    const std::span whole =
+        in_head ? std::as_writable_bytes(std::span(&letter.head, 1)) : std::span<std::byte>(letter.body);
+    if (at < whole.size()) {
+      const std::int64_t count = from.socket.read_some(whole.subspan(at));
+      if (count == 0) return;
+      if (count < 0) {
+        from.socket = {};
+        if (!from.left)
+          fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
+               " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
+        return;
+      }
+      from.read_bytes += static_cast<std::size_t>(count);
+      if (in_head && from.read_bytes == sizeof(Head))
+        letter.body.resize(static_cast<std::size_t>(letter.head.body_bytes));
+      continue;
+    }
+    from.read_bytes = 0;
+    open(peer, std::exchange(letter, {}));
+  }
+}
+
+void TcpCarrier::open(int peer, Letter letter) {
+  const auto now = Clock::now();
+  vigil_.hear(peer, now);
+  const Head& head = letter.head;
+  switch (head.kind) {
+    case Kind::message:
+      line(peer).messages.push_back(std::move(letter));
+      break;
+    case Kind::ask: {
+      const Report report = waiting_ ? vigil_.report(waited_for(), at_.step, now) : Report{.step = at_.step};
+      const auto still = std::chrono::duration_cast<std::chrono::nanoseconds>(report.still);
+      write(peer, {.kind = Kind::report,
+                   .frame = {.step = report.step},
+                   .still_ns = still.count(),
+                   .waiting = report.waiting,
+                   .waits_for = report.waits_for});
+      break;
+    }
+    case Kind::report:
+      vigil_.hear(peer,
+                  {.waiting = head.waiting != 0,
+                   .waits_for = head.waits_for,
+                   .step = head.frame.step,
+                   .still = std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(head.still_ns))},
+                  now);
+      break;
+    case Kind::failure:
+      if (!failed_) failure_.assign(reinterpret_cast<const char*>(letter.body.data()), letter.body.size());
+      failed_ = true;
+      break;
+    case Kind::leave:
+      line(peer).left = true;
+      break;
+  }
+}
+
+// The oldest message of a peer is the one that is expected of it, or the two disagree.
+void TcpCarrier::deliver() {
+  for (std::size_t i = 0; i < receives_.size() && !failed_;) {
+    auto& [peer, bytes] = receives_[i];
+    std::deque<Letter>& messages = line(peer).messages;
+    if (messages.empty()) {
+      ++i;
+      continue;
+    }
+    const Frame expected{at_.plan, at_.step, static_cast<std::int64_t>(bytes.size())};
+    if (messages.front().head.frame != expected)
+      return fail(disagreement(peer, messages.front().head.frame, rank_, expected));
+    std::ranges::copy(messages.front().body, bytes.begin());
+    messages.pop_front();
+    receives_.erase(receives_.begin() + static_cast<std::ptrdiff_t>(i));
+    vigil_.moved(Clock::now());
+  }
+}
+
+std::vector<int> TcpCarrier::waited_for() const {
+  std::vector<int> peers;
+  for (const PackedMessage& receive : receives_) peers.push_back(receive.peer);
+  return peers;
+}
+
+// How are those that this rank waits for?
+void TcpCarrier::look_around() {
+  const auto now = Clock::now();
+  const std::vector<int> peers = waited_for();
+  for (const int peer : peers) {
+    if (vigil_.ask(peer, now)) write(peer, {.kind = Kind::ask});
+    if (line(peer).left) vigil_.leave(peer);
+  }
+  const Vigil::Verdict verdict = vigil_.judge(peers, now);
+  if (verdict.finding == Vigil::Finding::patience) return;
+  const std::string text = describe(verdict, vigil_.last_report(verdict.peer), rank_, at_, options_.timeout);
+  if (verdict.finding != Vigil::Finding::slow)
+    fail(text);
+  else if (options_.warn)
+    options_.warn(text);
+}
+
+// The first failure is the one that counts, and all ranks hear of it.
+void TcpCarrier::fail(const std::string& text) {
+  if (failed_) return;
+  failed_ = true;
+  failure_ = text.substr(0, 4096);
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) write_failure(peer);
+  flush_all(milliseconds(100));
+}
+
+void TcpCarrier::write_failure(int peer) {
+  write(peer, {.kind = Kind::failure, .body_bytes = static_cast<std::int64_t>(failure_.size())},
+        std::as_bytes(std::span(failure_)));
+}
+
+void TcpCarrier::flush_all(milliseconds time) {
+  const auto end = Clock::now() + time;
+  for (;;) {
+    bool empty = true;
+    for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
+      if (!line(peer).socket.is_open()) continue;
+      flush(peer);
+      empty = empty && line(peer).out.empty();
+    }
+    if (empty || Clock::now() > end) return;
+    sleep(milliseconds(1));
+  }
+}
+
+void TcpCarrier::check_failure() {
+  if (options_.stop != nullptr && *options_.stop) fail(told_to_stop(rank_, at_, waited_for()));
+  if (!failed_) return;
+  receives_.clear();
+  waiting_ = false;
+  throw TransportError(failure_);
+}
+
+void TcpCarrier::abort(const std::string& text) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    fail(text);
+    receives_.clear();
+  } catch (...) {  // no memory: the others find out when the connections end
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_rendezvous_transport(int rank, int size, const std::string& place,
+                                                     const TransportOptions& options) {
+  if (size < 1 || rank < 0 || rank >= size)
+    throw InvalidArgument("a rank lies in [0, size) of its group; got rank " + std::to_string(rank) + " of " +
+                          std::to_string(size) + ": give the rank of this process");
+  return make_carried_transport(rank, size,
+                                std::make_unique<TcpCarrier>(rank, meet(rank, size, place, options.timeout), options));
+}
+
+}  // namespace annulus

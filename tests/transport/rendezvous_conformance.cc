@@ -1,0 +1,88 @@
+// Ranks that meet in a file and talk over TCP: the conformance suite, with ranks as threads of one process.
+#include "annulus/rendezvous.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "transport/conformance.h"
+#include "transport/conformance_faults.h"
+#include "transport/sockets.h"
+
+namespace annulus {
+namespace {
+
+std::string fresh_file() {
+  static std::atomic<int> count{0};
+  return (std::filesystem::temp_directory_path() /
+          ("annulus-meet-" + std::to_string(getpid()) + "-" + std::to_string(++count)))
+      .string();
+}
+
+class RendezvousRanks final : public Ranks {
+ public:
+  explicit RendezvousRanks(int size) : size_(size) {}
+  int size() const override { return size_; }
+
+  void run(const TransportOptions& options, const Body& body) override {
+    const std::string place = "file:" + fresh_file();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          body(make_rendezvous_transport(rank, size_, place, options));
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  int size_;
+};
+
+RanksParam rendezvous(int size) {
+  return {std::to_string(size), [size] { return std::make_unique<RendezvousRanks>(size); }, false};
+}
+
+std::string name_of(const ::testing::TestParamInfo<RanksParam>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Rendezvous, Conformance, ::testing::Values(rendezvous(1), rendezvous(2), rendezvous(5)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Rendezvous, ConformanceFaults, ::testing::Values(rendezvous(2), rendezvous(3)), name_of);
+
+TEST(Rendezvous, AtAnAddress) {
+  const std::uint16_t port = Socket::listening(0).port();  // free a moment ago
+  const std::string place = "tcp:127.0.0.1:" + std::to_string(port);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      if (rank == 0) std::this_thread::sleep_for(50ms);  // the others knock until it is there
+      const auto transport = make_rendezvous_transport(rank, 3, place, {.timeout = 20s});
+      EXPECT_EQ(transport->all_gather(std::to_string(rank)), (std::vector<std::string>{"0", "1", "2"}));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Rendezvous, NamesWhoDoesNotCome) {
+  const std::string place = "file:" + fresh_file();
+  std::thread second([&] {
+    support::expect_refused_as<TransportError>([&] { make_rendezvous_transport(1, 3, place, {.timeout = 500ms}); },
+                                               {"rank 0", "rendezvous", "0.5 s"});
+  });
+  support::expect_refused_as<TransportError>([&] { make_rendezvous_transport(0, 3, place, {.timeout = 500ms}); },
+                                             {"rank 2 did not come", "0.5 s"});
+  second.join();
+  std::filesystem::remove(place.substr(5));
+}
+
+TEST(Rendezvous, RefusesPlacesThatAreNone) {
+  for (const std::string place : {"", "node:7", "tcp:node", "tcp:node:0", "tcp:node:70000", "tcp::80", "file:"})
+    support::expect_refused([&] { make_rendezvous_transport(0, 2, place); }, {"tcp:HOST:PORT", "'" + place + "'"});
+  support::expect_refused([&] { make_rendezvous_transport(2, 2, "file:x"); }, {"[0, size)", "rank 2 of 2"});
+}
+
+}  // namespace
+}  // namespace annulus
