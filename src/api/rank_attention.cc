@@ -39,7 +39,8 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
-  options = with_strategies(std::move(options), problem, sharding);
+  const Rates rates = rates_of(parse_device(options.device.device));
+  options = with_strategies(std::move(options), problem, sharding, rates);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");
   return options;

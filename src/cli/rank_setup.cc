@@ -5,6 +5,7 @@
 
 #include "cli/environment.h"
 #include "cli/prediction.h"
+#include "kernels/device.h"
 #include "numeric/size.h"
 #include "plan/shard.h"
 
@@ -34,8 +35,9 @@ bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
 
 // Takes setup.options with the strategy that was asked for, and decides.
 void choose(RankSetup& setup, const Problem& problem) {
-  setup.choice = choose_strategy(problem, setup.sharding, setup.options.strategy);
-  setup.options = with_strategies(setup.options, problem, setup.sharding);
+  const Rates rates = rates_of(parse_device(setup.options.device.device));
+  setup.choice = choose_strategy(problem, setup.sharding, setup.options.strategy, rates);
+  setup.options = with_strategies(setup.options, problem, setup.sharding, rates);
 }
 
 }  // namespace

@@ -90,7 +90,8 @@ std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std
   if (one_rank) return "one rank has all keys";
   if (exchange == 0) return "every key that a query sees lies on its own rank";
   if (choice.strategy == Strategy::reshard)
-    return "dealing out classes moves " + format_bytes(reshard) + ", exchanging keys " + format_bytes(exchange);
+    return "dealing out classes moves " + format_bytes(reshard) + ", exchanging keys " + format_bytes(exchange) +
+           (reshard < exchange ? "" : "; whole classes are computed faster");
   if (choice.strategy == Strategy::exchange)
     return format_bytes(exchange) + " of keys and values reach over shards" +
            (reshard > 0 ? "; dealing out classes would move " + format_bytes(reshard) : "");
@@ -121,8 +122,9 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
     const std::int64_t exchange = branch_bytes(problem, sharding, i);
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
     // Fewer bytes win, on slow links and on fast ones (docs/running-on-a-cluster.md), when all ranks get as much to do.
+    const bool pays = reshard < exchange || rates.favours_whole_groups;
     const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                                       reshard < exchange && deals_evenly(problem, sharding, i));
+                                                       pays && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
     branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
     choice.branches.push_back(std::move(branch));
@@ -130,11 +132,11 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
   return choice;
 }
 
-RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding) {
+RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding, const Rates& rates) {
   const std::size_t count = problem.pattern.branches.size();
   if (options.branches.empty()) {
     if (options.strategy == Strategy::automatic || options.strategy == Strategy::reshard) {
-      const Choice choice = choose_strategy(problem, sharding, options.strategy);
+      const Choice choice = choose_strategy(problem, sharding, options.strategy, rates);
       options.strategy = choice.strategy;
       for (const BranchChoice& branch : choice.branches) options.branches.push_back(branch.strategy);
     } else {

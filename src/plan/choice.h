@@ -14,6 +14,9 @@ struct Rates {
   double flop_per_s = 100e9;
   double bytes_per_s = 10e9;
   double message_s = 20e-6;
+  // Groups that lie on one rank are computed several times as fast as groups that meet piece by piece: then dealing out
+  // is worth more bytes.
+  bool favours_whole_groups = false;
 };
 
 struct Cost {
@@ -41,7 +44,8 @@ struct Choice {
 bool queries_travel(const Problem& problem, const Sharding& sharding, Strategy strategy);
 
 // Fills in one strategy a branch, and the one for those that are not dealt out. Throws InvalidArgument or Unsupported.
-RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding);
+RankOptions with_strategies(RankOptions options, const Problem& problem, const Sharding& sharding,
+                            const Rates& rates = {});
 
 // Takes a resolved problem and a resolved sharding. `wanted` other than automatic is taken, and explained.
 Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strategy wanted, const Rates& rates = {});

@@ -36,6 +36,15 @@ TEST(Choice, DealsOutWhereThatMovesLessAndKeepsAllRanksBusy) {
   EXPECT_EQ(three.branches[0].strategy, Strategy::exchange) << "three heads leave a rank idle";
 }
 
+TEST(Choice, WholeGroupsMayBeWorthMoreBytes) {
+  const Problem problem = problem_with(4096, {4096}, {1});
+  const Sharding sharding = resolve({.ranks = 2}, 4096);
+  EXPECT_EQ(choose_strategy(problem, sharding, Strategy::automatic).branches[0].strategy, Strategy::exchange);
+  const Rates rates{.favours_whole_groups = true};
+  const Choice choice = choose_strategy(problem, sharding, Strategy::automatic, rates);
+  EXPECT_EQ(choice.branches[0].strategy, Strategy::reshard) << choice.branches[0].why;
+}
+
 // Whoever has rows is looked at, wherever the empty shards are.
 TEST(Choice, EmptyShardsHideNothing) {
   const std::int64_t n = 4096;
