@@ -1,10 +1,10 @@
 // The Hopper backward kernel: persistent blocks, each a producer warpgroup and two consumer warpgroups of 64 keys each.
 //
-//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it:
-//   branch
-//                          by branch, head by head. Its lanes fetch LSE and Delta
-//   producer, warps 1, 2   store dK and dV of one consumer each; clear rows that nothing covers
-//   producer, warp 3       finds the next tile, one ahead
+//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it,
+//                          branch by branch, head by head
+//   producer, warp 1       stores dK and dV; clears rows that nothing covers
+//   producer, warp 2       finds the next tile when the present one is nearly fed
+//   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
 //
 // Products are transposed, keys along rows, so that P^T and dS^T are operands as they stand in registers. dQ alone sums
@@ -14,7 +14,7 @@
 // Who waits for whom:
 //   key_full / key_empty, value_full / value_empty   a tile's K (and its note), its V; V's slot also takes dK, dV out
 //   query_full, grad_full / empty                    per stage: Q, LSE, Delta and the block's record; dO
-//   item_full / item_empty                           the next tile and head, from warp 2 to warps 0 and 3
+//   item_full / item_empty, item_due                 the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                                          per slot: dS of both consumers
 //
 // Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
@@ -196,11 +196,30 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         ptx::named_sync(kGradientBoth, 256);
       }
       ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+      bool first = true, last = false;
+      if constexpr (C.causal) {
+        const GradientBlock& now = sh.blocks[block];
+        if (now.low + now.low_step * (group * 64) >= C.query_rows && now.last == 0) {  // no query sees these keys
+          ptx::mbarrier_wait(sh.value_full(), parity);                                 // dK has left the slots of dS
+          ptx::mbarrier_wait(sh.grad_full(q.slot), q.parity);
+          if constexpr (kDq) {
+#pragma unroll
+            for (int i = 0; i < kScores / 2; ++i) ds[i] = 0;
+            share_ds();
+            d_before = d;
+            d.advance<C.kDsSlots>();
+          }
+          if (lane == 0) ptx::mbarrier_arrive(sh.empty(q.slot));
+          q.advance<C.stages>();
+          block = (block + 1) % C.kBlocks;
+          first = false;
+          ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        }
+      }
       issue_scores(q.slot);
       ptx::wgmma_wait<0>();
       exponentials(q.slot, block);
       ptx::mbarrier_wait(sh.value_full(), parity);
-      bool first = true, last = false;
       do {
         // P of this block is known.
         last = sh.blocks[block].last != 0;
@@ -343,6 +362,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
       ptx::mbarrier_init(sh.item_full(i), 1);
       ptx::mbarrier_init(sh.item_empty(i), 2);
     }
+    ptx::mbarrier_init(sh.item_due(), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -52,7 +52,7 @@ struct Sm90GradientConfig {
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 8; }  // LSE and Delta
-  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 4); }
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 5); }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
     return 2 * key_bytes() + stages * (2 * query_bytes() + number_bytes()) + kDsSlots * ds_bytes();
   }
