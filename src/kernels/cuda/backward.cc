@@ -110,11 +110,19 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
-  // Of dq, where it is added up.
+  // Of dq, where it is added up. A stride that all dilations are multiples or, by a power of two, parts of.
   SumLayout sum_layout() const {
     const std::vector<annulus::Branch>& branches = problem.pattern.branches;
-    const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
-    return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+    const auto dilation_of = [&](const annulus::Branch& branch) {  // as the tiling has it
+      return std::min(branch.dilation, std::max<std::int64_t>(1, std::min(branch.segment, problem.tokens)));
+    };
+    if (branches.size() == 1) return {problem.tokens, static_cast<int>(dilation_of(branches.front()))};
+    int stride = kMostSumStride;
+    const auto fits = [&](const annulus::Branch& branch) {
+      return dilation_of(branch) % stride == 0 || stride % dilation_of(branch) == 0;
+    };
+    while (stride > 1 && !std::ranges::all_of(branches, fits)) stride /= 2;
+    return {problem.tokens, stride};
   }
   std::int64_t sum_floats() const { return problem.batch * problem.heads * sum_layout().rows * problem.head_dim; }
 
@@ -290,7 +298,7 @@ struct Backward::Impl {
     rows::launch_gradient(launch, what, problem.dtype, device.multiprocessors, stream);
   }
 
-  void run_pass(const Tiled& choice, const Pass& pass, GradientLaunch g, const Memory& memory,
+  void run_pass(const Tiled& choice, const Pass& pass, GradientLaunch g, const Memory& memory, bool is_counter_clear,
                 cudaStream_t stream) const {
     const Scratch scratch(memory.scratch, pass, problem.head_dim);
     Launch& launch = g.common;
@@ -306,8 +314,9 @@ struct Backward::Impl {
     LaunchShape shape = launch_shape();
     shape.sweeps = pass.schedule.sweep_count;
     shape.blocks = pass.blocks;
-    check(cudaMemsetAsync(&memory.control->next_tile, 0, sizeof(memory.control->next_tile), stream),
-          "clear the counter of tiles");
+    if (!is_counter_clear)
+      check(cudaMemsetAsync(&memory.control->next_tile, 0, sizeof(memory.control->next_tile), stream),
+            "clear the counter of tiles");
     if (scratch.zeroed_bytes > 0)
       check(cudaMemsetAsync(memory.scratch, 0, static_cast<std::size_t>(scratch.zeroed_bytes), stream),
             "clear the state");
@@ -319,18 +328,19 @@ struct Backward::Impl {
       sm90::launch_gradient(g, shape, stream);
   }
 
-  // Eq. 7 or 8. Where dq is added up, its sums begin at 0.
+  // Eq. 7 or 8. Where dq is added up, its sums begin at 0; so do the counters.
   void make_delta(const Tiled* choice, const GradientLaunch& g, const BackwardArgs& args, const Memory& memory,
                   cudaStream_t stream) const {
     const double scale = problem.pattern.output_scale;
     if (!detached())
       return delta::launch(g, args.out.data, strides_of(args.out), scale == 0 ? 0.0f : static_cast<float>(1 / scale),
                            launch_shape(), stream);
+    check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
     if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, stream);
     if (g.dq_sums != nullptr)
       check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(sum_floats()) * sizeof(float), stream),
             "clear the sums of dq");
-    for (const Pass& pass : choice->deltas) run_pass(*choice, pass, g, memory, stream);
+    for (const Pass& pass : choice->deltas) run_pass(*choice, pass, g, memory, false, stream);
     run_rows(g, rows::GradientRows::deltas, true, stream);
   }
 
@@ -355,10 +365,10 @@ struct Backward::Impl {
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
     if (g.dq_sums != nullptr) g.sums = sum_layout();
-    check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
     make_delta(choice, g, args, memory, stream);
     if (choice != nullptr)
-      for (const Pass& pass : choice->passes) run_pass(*choice, pass, g, memory, stream);
+      for (const Pass& pass : choice->passes)
+        run_pass(*choice, pass, g, memory, !detached() && &pass == &choice->passes.front(), stream);
     if (g.dq_sums != nullptr) delta::round(g, launch_shape(), stream);
     run_rows(g, rows::GradientRows::results, choice != nullptr, stream);
   }

@@ -10,7 +10,7 @@ namespace annulus::cuda {
 
 // Delta of eq. 7 for every row, and dq from its sums, both at the rate of memory.
 namespace delta {
-// delta = rowsum(dout * out) * factor
+// delta = rowsum(dout * out) * factor; dq_sums, where there are any, and the counters become 0.
 void launch(const GradientLaunch& launch, const void* out, const Strides& out_stride, float factor,
             const LaunchShape& shape, cudaStream_t stream);
 // dq = dq_sums * factor. Columns of dq_sums are in the order in which wgmma leaves them.

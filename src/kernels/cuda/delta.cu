@@ -51,6 +51,10 @@ __device__ float dot(const uint4& a, const uint4& b) {
   return sum;
 }
 
+__device__ void clear_control(const GradientLaunch& g) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *g.common.control = Control{};
+}
+
 // 16 bytes a lane; dq_sums, where there are any, become 0.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__ GradientLaunch g, const void* out,
@@ -63,6 +67,7 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
   const T* grad =
       static_cast<const T*>(g.dout) + run.batch * g.dout_stride.batch + run.head * g.dout_stride.head + lane * 8;
   const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens;
+  clear_control(g);
   clear_sums(g, run, kStep * kRowsAThread);
   uint4 a[kRowsAThread] = {}, b[kRowsAThread] = {};
 #pragma unroll
@@ -90,6 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   const Launch& launch = g.common;
   const Run run(kThreads / 32 * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  clear_control(g);
   clear_sums(g, run, kThreads / 32 * kRowsAThread);
   for (int i = 0; i < kRowsAThread; ++i) {
     const std::int64_t row = run.first + threadIdx.x / 32 * kRowsAThread + i;

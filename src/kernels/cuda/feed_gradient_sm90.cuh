@@ -21,6 +21,9 @@ static_assert(sizeof(GradientParams) <= 32764);  // of a kernel's arguments
 constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
 constexpr int kGradientBoth = 3;    // both consumers
 
+// The next item is looked for when so many blocks of the present one are still to be fed: longer than finding it takes.
+constexpr int kItemLead = 8;
+
 template <Sm90GradientConfig C>
 struct GradientShared {
   std::uint32_t key, value, query, grad, ds, numbers, barriers;
@@ -52,6 +55,7 @@ struct GradientShared {
   __device__ std::uint32_t empty(int slot) const { return grad_full(C.stages) + 8 * slot; }
   __device__ std::uint32_t item_full(int slot) const { return empty(C.stages) + 8 * slot; }
   __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
+  __device__ std::uint32_t item_due() const { return item_empty(2); }
 };
 
 // ---- Producer, warp 2, one thread: which keys and which head are next
@@ -59,16 +63,19 @@ struct GradientShared {
 template <Sm90GradientConfig C>
 class ItemFinder {
  public:
-  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh) : g_(g), sh_(sh), next_(blockIdx.x) {}
+  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh) : g_(g), sh_(sh) {}
 
   __device__ __forceinline__ void run() {
-    Ring item;
+    Ring item, due;
     for (;;) {
       ptx::mbarrier_wait(sh_.item_empty(item.slot), item.parity ^ 1);
       const bool more = find(sh_.items[item.slot]);
       ptx::mbarrier_arrive(sh_.item_full(item.slot));
       if (!more) return;
       item.advance<2>();
+      // A tile that is taken early is one that no idle multiprocessor can take: the long ones would end last.
+      ptx::mbarrier_wait(sh_.item_due(), due.parity);
+      due.advance<1>();
     }
   }
 
@@ -80,12 +87,12 @@ class ItemFinder {
     for (;;) {
       item.starts = head_ == end_;
       if (item.starts) {
-        if (next_ >= launch.tile_count) {
+        index_ = index_ < 0 ? static_cast<std::int64_t>(blockIdx.x)
+                            : static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
+        if (index_ >= launch.tile_count) {
           item.done = true;
           return false;
         }
-        index_ = next_;
-        next_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
         at_ = find_stretch(launch.stretches, launch.stretch_count, index_, at_);
       }
       const Stretch& stretch = launch.stretches[at_];
@@ -124,9 +131,9 @@ class ItemFinder {
 
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
-  std::int64_t next_, index_ = 0;
-  int at_ = 0;              // stretch
-  int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
+  std::int64_t index_ = -1;  // of the tile
+  int at_ = 0;               // stretch
+  int head_ = 0, end_ = 0;   // query heads of the present tile that are still to come
 };
 
 // ---- Producer, warp 0, one thread: what the copy engine brings
@@ -147,6 +154,8 @@ class Feeder {
         ptx::mbarrier_arrive(sh_.key_full());
         return;
       }
+      left_ = here.tile.total_blocks;
+      if (left_ <= kItemLead) ptx::mbarrier_arrive(sh_.item_due());
       bool keys_due = here.starts;
       for (int b = 0; b < here.tile.branch_count; ++b) {
         feed_queries(here, here.tile.branches[b], keys_due);
@@ -174,6 +183,7 @@ class Feeder {
       load_rows(sh_.grad + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, p_.grad[part.branch],
                 grad_full, row, residue, head, batch);
       slot_.template advance<C.stages>();
+      if (--left_ == kItemLead) ptx::mbarrier_arrive(sh_.item_due());
       if (keys_due) feed_keys(item);  // the first queries need not wait until the last tile's keys are let go
       keys_due = false;
     }
@@ -229,7 +239,7 @@ class Feeder {
   const GradientParams& p_;
   const GradientShared<C>& sh_;
   Ring slot_, keys_;
-  int note_ = 0;
+  int note_ = 0, left_ = 0;  // blocks of the item
 };
 
 // ---- Producer, warp 3: LSE and Delta of a block's queries, and what else there is to say of the block
@@ -265,8 +275,8 @@ class Clerk {
     int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
     const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
     const std::int64_t row = head * g_.common.tokens + part.key_begin + static_cast<std::int64_t>(dilation) * first;
-    const int step = dilation / g_.sums.stride;
-    int sum_row = g_.sums.row(part.key_begin + dilation * first);
+    SumRows sums(g_.sums, part.key_begin, dilation);
+    sums.first += first;
     const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
     const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
     for (int n = part.blocks; n > 0; --n) {
@@ -288,8 +298,7 @@ class Clerk {
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
         block.sums = head * g_.sums.rows * C.head_dim;
-        block.first = sum_row;
-        block.step = step;
+        block.rows_of_sums = sums;
         block.rows = min(rows, C.query_rows);
         block.low = part.first - first;
         block.low_step = part.step;
@@ -300,7 +309,7 @@ class Clerk {
       slot_.template advance<C.stages>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
-      sum_row += step * C.query_rows;
+      sums.first += C.query_rows;
       lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
       delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
     }

@@ -1,10 +1,10 @@
 // The Hopper backward kernel: persistent blocks, each a producer warpgroup and two consumer warpgroups of 64 keys each.
 //
-//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it:
-//   branch
-//                          by branch, head by head. Its lanes fetch LSE and Delta
-//   producer, warps 1, 2   store dK and dV of one consumer each; clear rows that nothing covers
-//   producer, warp 3       finds the next tile, one ahead
+//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it,
+//                          branch by branch, head by head
+//   producer, warp 1       stores dK and dV; clears rows that nothing covers
+//   producer, warp 2       finds the next tile when the present one is nearly fed
+//   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
 //
 // Products are transposed, keys along rows, so that P^T and dS^T are operands as they stand in registers. dQ alone sums
@@ -14,7 +14,7 @@
 // Who waits for whom:
 //   key_full / key_empty, value_full / value_empty   a tile's K (and its note), its V; V's slot also takes dK, dV out
 //   query_full, grad_full / empty                    per stage: Q, LSE, Delta and the block's record; dO
-//   item_full / item_empty                           the next tile and head, from warp 2 to warps 0 and 3
+//   item_full / item_empty, item_due                 the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                                          per slot: dS of both consumers
 //
 // Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
@@ -130,21 +130,32 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(sh.ds_full(d.slot));
   };
-  const auto put_dq = [&](int record) __attribute__((always_inline)) {
-    const GradientBlock& now = sh.blocks[record];
+  // Where this thread's two rows of dQ go; found before dQ is waited for.
+  struct Places {
+    float* to[2];
+    bool there[2];
+  };
+  const auto find_places = [&](int record) __attribute__((always_inline)) {
+    const GradientBlock now = sh.blocks[record];
     const int own = (kByRows ? group * 64 : 0) + row;
-    int at = now.first + now.step * own;
     float* sums = g.dq_sums + now.sums + (lane & 3) * 4;
+    Places places;
+    int at = now.rows_of_sums.row(own);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float* to = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
-      if (own + 8 * r < now.rows)
+    for (int r = 0; r < 2; ++r, at += now.rows_of_sums.eight) {
+      places.to[r] = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
+      places.there[r] = own + 8 * r < now.rows;
+    }
+    return places;
+  };
+  const auto put_dq = [&](const Places& places) __attribute__((always_inline)) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (places.there[r])
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
+          ptx::add_4(places.to[r] + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
                      dq[8 * j + 5 + 2 * r]);
-      at += 8 * now.step;
-    }
   };
 
   for (;;) {
@@ -196,11 +207,30 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         ptx::named_sync(kGradientBoth, 256);
       }
       ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+      bool first = true, last = false;
+      if constexpr (C.causal) {
+        const GradientBlock& now = sh.blocks[block];
+        if (now.low + now.low_step * (group * 64) >= C.query_rows && now.last == 0) {  // no query sees these keys
+          ptx::mbarrier_wait(sh.value_full(), parity);                                 // dK has left the slots of dS
+          ptx::mbarrier_wait(sh.grad_full(q.slot), q.parity);
+          if constexpr (kDq) {
+#pragma unroll
+            for (int i = 0; i < kScores / 2; ++i) ds[i] = 0;
+            share_ds();
+            d_before = d;
+            d.advance<C.kDsSlots>();
+          }
+          if (lane == 0) ptx::mbarrier_arrive(sh.empty(q.slot));
+          q.advance<C.stages>();
+          block = (block + 1) % C.kBlocks;
+          first = false;
+          ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        }
+      }
       issue_scores(q.slot);
       ptx::wgmma_wait<0>();
       exponentials(q.slot, block);
       ptx::mbarrier_wait(sh.value_full(), parity);
-      bool first = true, last = false;
       do {
         // P of this block is known.
         last = sh.blocks[block].last != 0;
@@ -228,9 +258,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         d.advance<C.kDsSlots>();
         // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
         if constexpr (kDq && C.dq_leaves_first) {
+          const Places places = find_places(first ? block : before);
           ptx::wgmma_wait<2>();
           ptx::pin(dq);
-          if (!first) put_dq(before);
+          if (!first) put_dq(places);
           ptx::wgmma_wait<1>();
           exponentials(last ? now : q.slot, last ? block : after);
         } else if constexpr (kDq) {
@@ -240,9 +271,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
           } else {
+            const Places places = find_places(before);
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
-            put_dq(before);
+            put_dq(places);
           }
         } else {
           ptx::wgmma_wait<1>();
@@ -262,9 +294,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       if constexpr (kDq) {
         ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
         issue_dq(d_before.slot);
+        const Places places = find_places((block + C.kBlocks - 1) % C.kBlocks);
         ptx::wgmma_wait<0>();
         ptx::pin(dq);
-        put_dq((block + C.kBlocks - 1) % C.kBlocks);
+        put_dq(places);
       }
       ptx::pin(dk);
       ptx::pin(dv);
@@ -343,6 +376,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
       ptx::mbarrier_init(sh.item_full(i), 1);
       ptx::mbarrier_init(sh.item_empty(i), 2);
     }
+    ptx::mbarrier_init(sh.item_due(), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -30,8 +30,7 @@ struct GradientNote {
 // What consumers want to know of a block of queries.
 struct GradientBlock {
   std::int64_t sums = 0;  // where the head's sums of dq begin
-  int first = 0;          // row of the first query in SumLayout,
-  int step = 1;           // from one query to the next
+  SumRows rows_of_sums;   // of its queries
   int rows = 0;           // queries; the slot may have more rows
   int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
   int low_step = 0;       // low + i * low_step on
@@ -52,7 +51,7 @@ struct Sm90GradientConfig {
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 8; }  // LSE and Delta
-  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 4); }
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 5); }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
     return 2 * key_bytes() + stages * (2 * query_bytes() + number_bytes()) + kDsSlots * ds_bytes();
   }

@@ -7,7 +7,8 @@
 namespace annulus::cuda {
 namespace {
 
-constexpr std::int64_t kChunkBytes = std::int64_t{20} << 20;  // of dQ in fp32; half of an H200's second-level cache
+// Of queries: two tiles for each of an H200's multiprocessors, and less than half of its cache for their sums of dQ.
+constexpr std::int64_t kChunkRows = 40960;
 
 // One head for each key/value head, with every class: which of them a query head takes is asked tile by tile.
 Problem problem_of_keys(Problem problem) {
@@ -51,15 +52,15 @@ class Chunker {
   }
 
  private:
-  // Of the queries that a cell's own rows are, in one head.
-  std::int64_t bytes(const Stretch& stretch) const {
+  // Queries of a residue of a cell, in one head.
+  std::int64_t rows(const Stretch& stretch) const {
     const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
     const std::int64_t positions = std::int64_t{stretch.inner_cells} * sweep.cell;
-    return positions * stretch.residues / sweep.stride * problem_.head_dim * 4 * (problem_.heads / problem_.kv_heads);
+    return positions / sweep.stride * (problem_.heads / problem_.kv_heads);
   }
 
   void cut(const Stretch& stretch) {
-    const std::int64_t most = std::max<std::int64_t>(1, kChunkBytes / std::max<std::int64_t>(1, bytes(stretch)));
+    const std::int64_t most = std::max<std::int64_t>(1, kChunkRows / std::max<std::int64_t>(1, rows(stretch)));
     if (stretch.batches > 1) return cut_by(stretch, &Stretch::batches, &Stretch::first_batch, 1, 1);
     if (stretch.outer_cells > 1 && stretch.outer_cells * stretch.heads > most)
       return cut_by(stretch, &Stretch::outer_cells, &Stretch::first_cell,

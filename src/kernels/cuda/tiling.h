@@ -62,7 +62,7 @@ struct Stretch {
   int batches = 0;
   int first_head = 0;
   int first_batch = 0;
-  bool longest_first = false;  // blocks slowest instead of fastest: for the end of a launch, when it is causal
+  bool longest_first = false;  // blocks and then residues slowest: when causal, where tiles shall end together
   // Sets of tiles order the sweeps: these wait until `wait_count` arrivals were signalled by another set.
   int wait_set = kNoSet;
   int wait_count = 0;
@@ -160,7 +160,7 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
     return static_cast<int>(rest);
   };
   int block = stretch.longest_first ? 0 : take(stretch.blocks);
-  const int residue = take(stretch.residues);
+  int residue = stretch.longest_first ? 0 : take(stretch.residues);
   const int inner = take(stretch.inner_cells);
   tile.sweep = stretch.sweep;
   tile.stride = sweep.stride;
@@ -173,7 +173,10 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   tile.head = stretch.first_head + take(stretch.heads);
   const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
   tile.batch = stretch.first_batch + take(stretch.batches);
-  if (stretch.longest_first) block = static_cast<int>(index);
+  if (stretch.longest_first) {
+    block = take(stretch.blocks);
+    residue = static_cast<int>(index);
+  }
   if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
 
   const int cell_begin = cell * sweep.cell;
