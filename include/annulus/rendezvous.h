@@ -5,7 +5,7 @@
 //   auto control = make_rendezvous_transport(rank, size, "tcp:node7:29400");   // rank 0 runs on node7
 //   auto control = make_rendezvous_transport(rank, size, "file:/shared/job/meet");
 //
-// The file must not be left from an earlier job: rank 0 writes its address there, and removes it when all have come.
+// Rank 0 writes its address into the file, over what an earlier job may have left, and removes it when all have come.
 #pragma once
 
 #include <memory>

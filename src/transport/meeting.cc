@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -138,7 +137,10 @@ std::vector<Socket> Meeting::go_to(const Place& place) {
   const Hello own = hello(listener);
   std::vector<Hello> all(sockets_.size());
   Socket& first = sockets_.front();
-  first = Socket::connected(place.file.empty() ? place.address : address_in(place.file), deadline_);
+  do {  // a file may be an earlier job's, until rank 0 has written its own
+    const HostPort address = place.file.empty() ? place.address : address_in(place.file);
+    first = Socket::connected(address, std::min(deadline_, Clock::now() + std::chrono::milliseconds(500)));
+  } while (!first.is_open() && Clock::now() < deadline_);
   if (!first.is_open() || !first.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) missing("rank 0");
   if (!first.read_all(std::as_writable_bytes(std::span(all)), deadline_)) missing("rank 0, or one that it waits for,");
   for (int peer = 1; peer < rank_; ++peer) {

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <thread>
 
 #include "transport/device_transport.h"
@@ -81,7 +80,6 @@ class NcclTransport final : public DeviceTransport {
   bool close_round();
   [[noreturn]] void fail(const std::string& text);
   std::string await_link();
-  Token& own_token(std::size_t peer) { return own_tokens_[peer]; }
 
   std::chrono::milliseconds timeout_;
   std::size_t at_once_;

@@ -18,6 +18,13 @@ using Lock = std::unique_lock<std::mutex>;
 constexpr std::size_t kChunkBytes = std::size_t{1}
                                     << 20;  // some 100 us: how long a rank that gives up may have to wait
 
+void wait_for_copy(DeviceEvent& copied) noexcept {
+  try {
+    copied.wait();
+  } catch (const std::exception&) {  // a GPU that has failed copies nothing
+  }
+}
+
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<Group> group, int rank, const TransportOptions& options,
@@ -296,14 +303,12 @@ void ThreadTransport::withdraw(Lock& lock) {
   for (const Receive& receive : exchange_.receives)
     leave_box(group_->box(receive.peer, rank_), &Box::receive, &receive);
   self().under_way = 0;
-  if (exchange_.stream == nullptr || !group_->failed) return;
+  if (copies_ == nullptr || !group_->failed) return;
   lock.unlock();
-  for_each_copied([](DeviceEvent& copied) {
-    try {
-      copied.wait();
-    } catch (const std::exception&) {  // a GPU that has failed copies nothing
-    }
-  });
+  for (int peer = 0; peer < size(); ++peer) {  // earlier exchanges may be under way on GPUs too
+    wait_for_copy(*group_->box(rank_, peer).copied);
+    wait_for_copy(*group_->box(peer, rank_).copied);
+  }
   lock.lock();
 }
 

@@ -188,6 +188,29 @@ INSTANTIATE_TEST_SUITE_P(Pretend, ConformanceFaults,
                                            param("linked", 2, linked(1 << 20)), param("linked", 3, linked(1 << 20))),
                          name_of);
 
+// Threads run ahead of the GPU: when a rank gives up, what earlier exchanges queued is over too.
+TEST(PretendThreads, EarlierExchangesAreOverAfterAbort) {
+  auto ranks = make_threads(2, {});
+  std::deque<PretendStream> streams(2);
+  std::vector<Bytes> out(2, Bytes(1000, std::byte{1})), in(2, Bytes(1000));
+  for (std::size_t i = 0; i < 2; ++i) {
+    const int other = 1 - static_cast<int>(i);
+    streams[i].queue([] { std::this_thread::sleep_for(100ms); });
+    ranks[i]->post({.step = 1,
+                    .sends = {{.peer = other, .blocks = {{.data = out[i].data(), .run_bytes = 1000}}}},
+                    .receives = {{.peer = other, .bytes = in[i]}},
+                    .stream = &streams[i]});
+  }
+  for (auto& rank : ranks) rank->poll();
+  for (auto& rank : ranks) rank->wait();
+  ranks[0]->post({.step = 2, .stream = &streams[0]});
+  ranks[0]->abort("enough");
+  std::ranges::fill(in[0], std::byte{4});
+  for (PretendStream& stream : streams) stream.wait();
+  EXPECT_EQ(std::ranges::count(in[0], std::byte{4}), 1000);
+  support::expect_refused_as<TransportError>([&] { ranks[1]->poll(); }, {"rank 0 gave up at step 2: enough"});
+}
+
 // Every rank hears of it, before anything is linked.
 TEST(Linked, TakesOneRankAGpu) {
   auto ranks = make_thread_group(3);

@@ -66,6 +66,20 @@ TEST(Rendezvous, AtAnAddress) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(Rendezvous, InAFileThatAnEarlierJobLeft) {
+  const std::string file = fresh_file();
+  std::ofstream(file) << own_host() << ":" << Socket::listening(0).port() << "\n";  // nobody listens there any more
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      if (rank == 0) std::this_thread::sleep_for(100ms);
+      const auto transport = make_rendezvous_transport(rank, 2, "file:" + file, {.timeout = 20s});
+      EXPECT_EQ(transport->all_gather("x").size(), 2U);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
 TEST(Rendezvous, NamesWhoDoesNotCome) {
   const std::string place = "file:" + fresh_file();
   std::thread second([&] {

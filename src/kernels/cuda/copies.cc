@@ -178,6 +178,7 @@ class CudaCopies final : public DeviceCopies {
  public:
   CudaCopies(int device, int lanes) : device_(device) {
     const DeviceScope scope(device_);
+    load_copy_kernels();
     for (int i = 0; i < lanes; ++i) lanes_.emplace_back();
   }
   ~CudaCopies() override { settle(); }

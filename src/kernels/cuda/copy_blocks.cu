@@ -73,7 +73,18 @@ void launch(const List& list, std::uint32_t tiles, cudaStream_t stream) {
   check(cudaGetLastError(), "launch a copy of strided blocks");
 }
 
+template <class List>
+void load() {
+  cudaFuncAttributes ignored;
+  check(cudaFuncGetAttributes(&ignored, copy_kernel<List>), "load the kernel that copies strided blocks");
+}
+
 }  // namespace
+
+void load_copy_kernels() {
+  load<FewBlocks>();
+  load<ManyBlocks>();
+}
 
 void launch_copy(const FewBlocks& list, std::uint32_t tiles, cudaStream_t stream) { launch(list, tiles, stream); }
 void launch_copy(const ManyBlocks& list, std::uint32_t tiles, cudaStream_t stream) { launch(list, tiles, stream); }

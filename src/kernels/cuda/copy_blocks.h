@@ -44,6 +44,9 @@ using FewBlocks = CopiedBlocks<8>;     // the usual list
 using ManyBlocks = CopiedBlocks<290>;  // as many as parameters may have, 32,764 bytes
 static_assert(sizeof(ManyBlocks) <= 32'764);
 
+// Loads the kernels for the current device: a first launch would do that, and wait for all that runs there.
+void load_copy_kernels();
+
 void launch_copy(const FewBlocks& list, std::uint32_t tiles, cudaStream_t stream);
 void launch_copy(const ManyBlocks& list, std::uint32_t tiles, cudaStream_t stream);
 

@@ -133,6 +133,40 @@ TEST(DeviceThreads, ThreadsDoNotWaitForTheGpu) {
   });
 }
 
+// The host has run ahead of the GPU when a rank gives up: what earlier exchanges queued counts too.
+TEST(DeviceThreads, EarlierExchangesAreOverAfterAbort) {
+  const std::vector<int> devices = devices_for(3);
+  on_threads(make_device_thread_group(3, devices), devices, [&](Transport& transport) {
+    constexpr std::size_t kBytes = 8 << 20;
+    const cuda::Stream stream;
+    const cuda::DeviceBuffer out(kBytes), in(kBytes);
+    spin(stream.get(), 50'000);
+    const int rank = transport.rank(), other = 1 - rank;
+    Exchange pair{.step = 1, .stream = stream.get()};  // ranks 0 and 1 swap, behind slow work
+    if (rank < 2) {
+      pair.sends = {{.peer = other, .blocks = {{.data = out.data(), .run_bytes = kBytes}}}};
+      pair.receives = {{.peer = other, .bytes = {in.data(), kBytes}}};
+    }
+    transport.post(pair);
+    transport.wait();
+    try {
+      transport.post({.step = 2, .stream = stream.get()});
+      if (rank == 0) transport.abort("enough");
+      transport.all_gather("");
+      ADD_FAILURE() << "rank " << rank << " heard of nothing";
+    } catch (const TransportError&) {
+    }
+    const cuda::Stream beside;
+    cuda::check(cudaMemsetAsync(in.data(), 4, kBytes, beside.get()), "refill");
+    beside.wait();
+    stream.wait();
+    std::this_thread::sleep_for(60ms);
+    Bytes got(kBytes);
+    cuda::check(cudaMemcpy(got.data(), in.data(), kBytes, cudaMemcpyDeviceToHost), "look");
+    EXPECT_EQ(std::ranges::count(got, std::byte{4}), static_cast<std::ptrdiff_t>(kBytes));
+  });
+}
+
 // A rank that gives up may free or refill its memory at once, though the copies of it were queued behind slow work.
 TEST(DeviceThreads, MemoryIsLeftAloneAfterAbort) {
   for (int round = 0; round < 6; ++round) {
