@@ -114,7 +114,8 @@ void RowBlock<Arithmetic>::for_each_chunk(Visit visit) {
     most_entries = std::max(most_entries, row.keys.key.size());
   }
   // Where a row sees one position in r, a chunk has r times the positions.
-  const std::int64_t dense_keys = kChunkBytes / (problem_.head_dim * static_cast<std::int64_t>(sizeof(Real))) + 1;
+  const std::int64_t row_bytes = problem_.head_dim * static_cast<std::int64_t>(sizeof(Real));
+  const std::int64_t dense_keys = std::max<std::int64_t>(8, kChunkBytes / row_bytes);
   const std::int64_t chunk =
       dense_keys * std::max<std::int64_t>(1, (end - begin) / static_cast<std::int64_t>(most_entries));
   for (; begin < end; begin += chunk)
@@ -248,13 +249,15 @@ void RowBlock<Arithmetic>::sort_by_key() {
   for (const Row& row : rows_)
     for (const std::int64_t key : row.keys.key) ++first[index(key - by_key_.begin) + 2];
   std::partial_sum(first.begin(), first.end(), first.begin());
-  for (const Row& row : rows_)
-    for (std::size_t e = 0; e < row.keys.key.size(); ++e) {
+  for_each_chunk([&](Row& row, std::int64_t chunk_end) {
+    const Stretch stretch = take(row.keys.key, row.next, chunk_end);
+    for (std::size_t e = stretch.from; e < stretch.from + stretch.count; ++e) {
       const std::size_t place = first[index(row.keys.key[e] - by_key_.begin) + 1]++;
       by_key_.row[place] = row.t - first_;
       by_key_.probability[place] = row.probability[e];
       by_key_.d_score[place] = row.d_score[e];
     }
+  });
 }
 
 // Equation 6: dV, then dK, so that one matrix of rows at a time passes through the cache.

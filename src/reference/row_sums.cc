@@ -25,47 +25,119 @@ HWY_INLINE const Real* row_of(const ListedRows<Real>& list, std::size_t i) {
   return list.matrix + static_cast<std::size_t>(list.rows[i]) * list.columns;
 }
 
-// kRows dot products, beginning with row i.
-template <std::size_t kRows, class Real>
-HWY_INLINE void dot_block(const Real* x, const ListedRows<Real>& list, std::size_t i, Real* out) {
-  constexpr std::size_t kSumLanes = 64 / sizeof(Real);
-  const hn::CappedTag<Real, kSumLanes> d;
-  using V = hn::Vec<decltype(d)>;
-  constexpr std::size_t kLanes = hn::MaxLanes(hn::CappedTag<Real, kSumLanes>());
-  constexpr std::size_t kVectors = kSumLanes / kLanes;
+template <class Real>
+constexpr std::size_t kSumLanes = 64 / sizeof(Real);
+template <class Real>
+using SumTag = hn::CappedTag<Real, kSumLanes<Real>>;
+template <class Real>
+constexpr std::size_t kSumVectors = kSumLanes<Real> / hn::MaxLanes(SumTag<Real>());
 
+// The sums of kRows dot products over whole lanes, beginning with row i; returns the number of columns done.
+template <std::size_t kRows, class Real>
+HWY_INLINE std::size_t sum_lanes(const Real* x, const ListedRows<Real>& list, std::size_t i,
+                                 hn::Vec<SumTag<Real>> (&sum)[kRows][kSumVectors<Real>]) {
+  const SumTag<Real> d;
+  constexpr std::size_t kLanes = hn::MaxLanes(SumTag<Real>());
   const Real* row[kRows];
-  V sum[kRows][kVectors];
   for (std::size_t r = 0; r < kRows; ++r) {
     row[r] = row_of(list, i + r);
-    for (std::size_t v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+    for (auto& vector : sum[r]) vector = hn::Zero(d);
   }
   std::size_t column = 0;
-  for (; column + kSumLanes <= list.columns; column += kSumLanes)
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const V left = hn::LoadU(d, x + column + v * kLanes);
+  for (; column + kSumLanes<Real> <= list.columns; column += kSumLanes<Real>)
+    for (std::size_t v = 0; v < kSumVectors<Real>; ++v) {
+      const auto left = hn::LoadU(d, x + column + v * kLanes);
       for (std::size_t r = 0; r < kRows; ++r)
         sum[r][v] = hn::Add(sum[r][v], hn::Mul(left, hn::LoadU(d, row[r] + column + v * kLanes)));
     }
-
-  HWY_ALIGN Real lanes[kRows][kSumLanes];
-  for (std::size_t r = 0; r < kRows; ++r)
-    for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], d, lanes[r] + v * kLanes);
-  Real total[kRows] = {};
-  for (; column < list.columns; ++column)
-    for (std::size_t r = 0; r < kRows; ++r) total[r] += x[column] * row[r][column];
-  if (list.columns >= kSumLanes)  // a sum that begins with 0 does not notice zeros
-    for (std::size_t l = 0; l < kSumLanes; ++l)
-      for (std::size_t r = 0; r < kRows; ++r) total[r] += lanes[r][l];
-  for (std::size_t r = 0; r < kRows; ++r) out[i + r] = total[r];
+  return column;
 }
 
 template <class Real>
+HWY_INLINE Real dot_rest(const Real* x, const ListedRows<Real>& list, std::size_t i, std::size_t column) {
+  const Real* row = row_of(list, i);
+  Real sum = 0;
+  for (; column < list.columns; ++column) sum += x[column] * row[column];
+  return sum;
+}
+
+template <class Real>
+HWY_INLINE void dot_one(const Real* x, const ListedRows<Real>& list, std::size_t i, Real* out) {
+  const SumTag<Real> d;
+  hn::Vec<SumTag<Real>> sum[1][kSumVectors<Real>];
+  HWY_ALIGN Real lanes[kSumLanes<Real>];
+  const std::size_t column = sum_lanes(x, list, i, sum);
+  for (std::size_t v = 0; v < kSumVectors<Real>; ++v) hn::Store(sum[0][v], d, lanes + v * hn::Lanes(d));
+  Real total = dot_rest(x, list, i, column);
+  for (const Real lane : lanes) total += lane;
+  out[i] = total;
+}
+
+#if HWY_TARGET == HWY_SCALAR
+template <class Real>
+constexpr std::size_t kDotRows = 1;
+template <class Real>
+HWY_INLINE void dot_block(const Real* x, const ListedRows<Real>& list, std::size_t i, Real* out) {
+  dot_one(x, list, i, out);
+}
+#else
+template <class Real>
+constexpr std::size_t kDotRows = 4;
+
+// Within every 16 bytes: row r, lane l becomes row l, lane r.
+template <class D>
+HWY_INLINE void transpose(D d, hn::Vec<D>& a, hn::Vec<D>& b) {
+  const auto lower = hn::InterleaveLower(d, a, b);
+  b = hn::InterleaveUpper(d, a, b);
+  a = lower;
+}
+HWY_INLINE void transpose_rows(SumTag<double> d, hn::Vec<SumTag<double>>* rows) { transpose(d, rows[0], rows[1]); }
+HWY_INLINE void transpose_rows(SumTag<float> d, hn::Vec<SumTag<float>>* rows) {
+  const hn::RepartitionToWide<SumTag<float>> pairs;
+  transpose(d, rows[0], rows[1]);
+  transpose(d, rows[2], rows[3]);
+  auto a = hn::BitCast(pairs, rows[0]), b = hn::BitCast(pairs, rows[1]);
+  auto c = hn::BitCast(pairs, rows[2]), e = hn::BitCast(pairs, rows[3]);
+  transpose(pairs, a, c);
+  transpose(pairs, b, e);
+  rows[0] = hn::BitCast(d, a), rows[1] = hn::BitCast(d, c), rows[2] = hn::BitCast(d, b), rows[3] = hn::BitCast(d, e);
+}
+
+// The lanes of several rows come together side by side.
+template <class Real>
+HWY_INLINE void dot_block(const Real* x, const ListedRows<Real>& list, std::size_t i, Real* out) {
+  constexpr std::size_t kRows = kDotRows<Real>;
+  constexpr std::size_t kTogether = 16 / sizeof(Real);
+  const SumTag<Real> d;
+  const hn::CappedTag<Real, kTogether> of_rows;
+  hn::Vec<SumTag<Real>> sum[kRows][kSumVectors<Real>];
+  const std::size_t column = sum_lanes(x, list, i, sum);
+  const bool rest = column < list.columns;
+  Real rests[kRows];
+  for (std::size_t r = 0; rest && r < kRows; ++r) rests[r] = dot_rest(x, list, i + r, column);
+  for (std::size_t first = 0; first < kRows; first += kTogether) {
+    HWY_ALIGN Real lanes[kTogether][kSumLanes<Real>];  // [l % kTogether][l / kTogether] of kTogether rows
+    for (std::size_t v = 0; v < kSumVectors<Real>; ++v) {
+      hn::Vec<SumTag<Real>> rows[kTogether];
+      for (std::size_t r = 0; r < kTogether; ++r) rows[r] = sum[first + r][v];
+      transpose_rows(d, rows);
+      for (std::size_t r = 0; r < kTogether; ++r) hn::Store(rows[r], d, lanes[r] + v * hn::MaxLanes(d));
+    }
+    auto totals = rest ? hn::LoadU(of_rows, rests + first) : hn::Zero(of_rows);
+    for (std::size_t l = 0; l < kSumLanes<Real>; ++l)
+      totals = hn::Add(totals, hn::Load(of_rows, lanes[l % kTogether] + l / kTogether * kTogether));
+    hn::StoreU(totals, of_rows, out + i + first);
+  }
+}
+#endif
+
+template <class Real>
 HWY_INLINE void dot_all(const Real* x, const ListedRows<Real>& list, Real* out) {
-  constexpr std::size_t kRows = 4;
   std::size_t i = 0;
-  for (; i + kRows <= list.count; i += kRows) dot_block<kRows>(x, list, i, out);
-  for (; i < list.count; ++i) dot_block<1>(x, list, i, out);
+  if (list.columns < kSumLanes<Real>)  // no whole lanes, and a sum that begins with 0 does not notice zeros
+    for (; i < list.count; ++i) out[i] = dot_rest(x, list, i, 0);
+  for (; i + kDotRows<Real> <= list.count; i += kDotRows<Real>) dot_block(x, list, i, out);
+  for (; i < list.count; ++i) dot_one(x, list, i, out);
 }
 
 // kVectors vectors of y, which stay in registers while all rows pass.
