@@ -28,7 +28,7 @@ LAYERS = {
 
 # header prefix -> the files that may include it, as path prefixes
 FOREIGN = {
-    "hwy/": ["src/kernels/cpu/"],
+    "hwy/": ["src/kernels/cpu/", "src/reference/row_sums.cc"],
     "immintrin.h": ["src/kernels/cpu/tiles_bf16.cc"],
     "x86intrin.h": [],
     "arm_neon.h": [],

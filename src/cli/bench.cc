@@ -2,9 +2,11 @@
 //
 // Rounds of the measured pass and of the peak alternate, so both see the same clock, the same neighbours and the same
 // heat.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/cuda.h"

@@ -2,10 +2,13 @@
 // chosen.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
 #include "cli/failure.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace annulus::cli {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/checksum.h"
 #include "cli/commands.h"

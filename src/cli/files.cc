@@ -1,5 +1,6 @@
 #include "cli/files.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 

@@ -1,5 +1,7 @@
 // annulus info: what this build and this machine can do.
+#include <CLI/CLI.hpp>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/cuda.h"

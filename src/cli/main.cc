@@ -1,5 +1,6 @@
 // annulus: the command line tool. Parses, runs one command, and turns whatever went wrong into one line and an exit
 // code.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <string>

@@ -4,12 +4,16 @@
 // wherever it comes from. What was not typed stays empty: `run` must know the difference when a file says otherwise.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "annulus/attention.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace annulus::cli {
 

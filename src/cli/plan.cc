@@ -1,7 +1,9 @@
 // annulus plan: what a run on any number of ranks would take, move and wait for, before anything is allocated.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/environment.h"

@@ -1,6 +1,7 @@
 #include "cli/rank_report.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "cli/collection.h"
 #include "cli/environment.h"

@@ -1,6 +1,8 @@
 // annulus run: attention, and its gradients, from files or from drawn inputs, to files and checksums.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/checksum.h"
 #include "cli/commands.h"

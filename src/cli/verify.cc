@@ -1,8 +1,10 @@
 // annulus verify: the product against the fp64 reference and against itself, forward and backward; one problem or the
 // whole grid.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/commands.h"

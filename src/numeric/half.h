@@ -126,9 +126,22 @@ constexpr double round_to(DType dtype, double x) {
   return static_cast<float>(x);
 }
 
+// to_float(from_float<Float16>(x)) in a few selections, for loops that a compiler is to vectorise.
+constexpr float round_to_fp16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t sign = bits & 0x80000000u;
+  const std::uint32_t magnitude = bits ^ sign;
+  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
+  const float multiple = (std::bit_cast<float>(magnitude) + 0.5f) - 0.5f;  // of 2^-24, the unit of [0.5, 1)
+  const auto subnormal = std::bit_cast<std::uint32_t>(multiple);
+  const std::uint32_t beyond = magnitude > 0x7f800000u ? (magnitude & ~0x1fffu) | 0x400000u : 0x7f800000u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;        // below 2^-14
+  return std::bit_cast<float>(sign | (magnitude < 0x477ff000u ? finite : beyond));  // 65520 is the first infinity
+}
+
 constexpr float round_to(DType dtype, float x) {
   if (dtype == DType::bf16) return to_float(from_float<BFloat16>(x));
-  if (dtype == DType::fp16) return to_float(from_float<Float16>(x));
+  if (dtype == DType::fp16) return round_to_fp16(x);
   return x;
 }
 

@@ -1,5 +1,6 @@
 // exact and textbook: one piece of work for every key/value head of every batch element, shared out to threads. Pieces
-// write disjoint parts of the result, so it does not depend on the number of threads.
+// write disjoint parts of the result, so it does not depend on the number of threads. Where there are more threads than
+// pieces, some share a piece.
 #include "reference/reference.h"
 
 #include <algorithm>
@@ -31,16 +32,6 @@ void check_sizes(const Problem& problem, const Inputs& inputs) {
   if (!inputs.dout.empty()) check_size("dout", inputs.dout.size(), query_size);
 }
 
-void raise(TermSizes& sizes, const TermSizes& other) {
-  sizes.out = std::max(sizes.out, other.out);
-  sizes.lse = std::max(sizes.lse, other.lse);
-  sizes.dq = std::max(sizes.dq, other.dq);
-  sizes.dk = std::max(sizes.dk, other.dk);
-  sizes.dv = std::max(sizes.dv, other.dv);
-  sizes.dq_stored = std::max(sizes.dq_stored, other.dq_stored);
-  sizes.dk_stored = std::max(sizes.dk_stored, other.dk_stored);
-}
-
 Result empty_result(const Problem& problem, const Inputs& inputs) {
   Result result;
   result.out.resize(inputs.q.size());
@@ -58,13 +49,15 @@ Result attend(const Problem& problem, const Inputs& inputs, Arithmetic arithmeti
   Result result = empty_result(problem, inputs);
   const KeySets key_sets(problem);
   const std::int64_t pieces = problem.batch * problem.kv_heads;
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const auto workers = static_cast<int>(std::min<std::int64_t>(threads, std::max<std::int64_t>(1, pieces)));
   std::atomic<std::int64_t> next_piece = 0;
   std::mutex mutex;
   std::exception_ptr failure;
 
   const auto work = [&] {
     try {
-      HeadGroup<Arithmetic> group(problem, inputs, key_sets, arithmetic);
+      HeadGroup<Arithmetic> group(problem, inputs, key_sets, arithmetic, threads / workers);
       for (std::int64_t piece = next_piece++; piece < pieces; piece = next_piece++) {
         const TermSizes terms = group.attend(piece / problem.kv_heads, piece % problem.kv_heads, result);
         const std::lock_guard lock(mutex);
@@ -75,8 +68,6 @@ Result attend(const Problem& problem, const Inputs& inputs, Arithmetic arithmeti
       failure = std::current_exception();
     }
   };
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const auto workers = static_cast<int>(std::min<std::int64_t>(threads, pieces));
   {
     std::vector<std::jthread> pool;
     for (int i = 1; i < workers; ++i) pool.emplace_back(work);

@@ -2,6 +2,7 @@
 #include "cli/rank_setup.h"
 
 #include <gtest/gtest.h>
+#include <CLI/CLI.hpp>
 
 #include "annulus/errors.h"
 #include "cli/matrix_picture.h"

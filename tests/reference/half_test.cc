@@ -149,6 +149,17 @@ void check_any_float(std::uint32_t bits) {
   RC_ASSERT(from_float<T>(x) == from_double<T>(static_cast<double>(x)));
 }
 
+// The bits, so that zeros and NaNs count too.
+TEST(Half, RoundingAFloatIsStoringIt) {
+  const auto bits_of = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+  // 13 bits are cut off where a result is normal, up to 11 more where it is not: all middles and their neighbours.
+  for (std::uint32_t upper = 0; upper < (1u << 20); ++upper)
+    for (const std::uint32_t lower : {0u, 1u, 0xfffu}) {
+      const auto x = std::bit_cast<float>(upper << 12 | lower);
+      if (bits_of(round_to(DType::fp16, x)) != bits_of(to_float(from_float<Float16>(x)))) FAIL() << bits_of(x);
+    }
+}
+
 RC_GTEST_PROP(Half, FloatAndDoubleAgreeOnFloats, ()) {
   const auto bits = *rc::gen::arbitrary<std::uint32_t>();
   if (std::isnan(std::bit_cast<float>(bits))) return;  // widening a signalling NaN may change its payload

@@ -140,7 +140,7 @@ TEST(Reference, TheNumberOfThreadsDoesNotMatter) {
   problem = resolve(problem);
   const Inputs inputs = draw_inputs(problem, 5);
   const Result one = exact(problem, inputs, 1);
-  for (const int threads : {2, 5, 0}) {
+  for (const int threads : {2, 5, 24, 0}) {  // 24: four for each key/value head
     const Result many = exact(problem, inputs, threads);
     EXPECT_EQ(many.out, one.out);
     EXPECT_EQ(many.lse, one.lse);

@@ -253,12 +253,15 @@ TEST_P(ConformanceFaults, ASlowRankFinishesWithAWarning) {
     }
     run_ring(transport, 2, 4);
   });
-  EXPECT_EQ(warnings.size(), neighbours);
+  // On a busy machine the culprit's neighbours may be found computing for a moment when they go on, in a later step.
   const std::string name = "rank " + std::to_string(culprit) + " is slow";
+  std::size_t of_culprit = 0;
   for (const std::string& warning : warnings) {
-    EXPECT_NE(warning.find(name), std::string::npos) << warning;
-    EXPECT_NE(warning.find("at step 2"), std::string::npos) << warning;
+    const bool names_it = warning.find(name) != std::string::npos;
+    of_culprit += names_it;
+    EXPECT_EQ(warning.find("at step 2") != std::string::npos, names_it) << warning;
   }
+  EXPECT_EQ(of_culprit, neighbours);
 }
 
 // What a rank sends may be freed as soon as its call has thrown, and nobody writes into what it receives.
