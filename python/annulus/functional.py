@@ -113,32 +113,30 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
     if isinstance(cu_seqlens, Tensor):
         cu_seqlens = cu_seqlens.tolist()
     name = "" if group is None else name_of(group)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # lists become keys of caches
+        segment_lengths, dilation_rates = _hashable(segment_lengths), _hashable(dilation_rates)
+        cu_seqlens, shard_lengths = _hashable(cu_seqlens), _hashable(shard_lengths)
+        classes = None if classes is None else tuple([_hashable(each) for each in classes])
     # In the order of make_spec.
     options = (
         segment_lengths, dilation_rates, causal, softmax_scale, phase, gradient, preset, classes, pad_like_torchscale,
         cu_seqlens, deterministic, name, layout, shard_lengths, strategy, reproducible,
     )  # fmt: skip
-    if torch.compiler.is_compiling():
-        _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
-        spec = make_spec(*options)
-    else:
-        options = tuple([_hashable(each) for each in options])
-        if not name and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
-            handle, spec = _handle_of(q, k, v, options)
-            if handle is not None:
-                out, lse = _eager.attend(q, k, v, handle, spec)
-                return (out, lse) if return_lse else out
-        _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
-        spec = _cached_spec(*options)
+    if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
+        handle, spec = _handle_of(q, k, v, options)
+        if handle is not None:
+            out, lse = _eager.attend(q, k, v, handle, spec)
+            return (out, lse) if return_lse else out
+    _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
+    spec = make_spec(*options) if compiling else _cached_spec(*options)
     q, k, v = _autocast(q, k, v)
     out, lse = _ops.forward(q, k, v, spec)
     return (out, lse.detach()) if return_lse else out
 
 
-def _hashable(value):
-    if type(value) is not list and type(value) is not tuple:
-        return value
-    return tuple([_hashable(each) for each in value]) if value and type(value[0]) in (list, tuple) else tuple(value)
+def _hashable(values):
+    return tuple(values) if type(values) is list else values
 
 
 # What has been checked once: by all that the checks look at, and all that decides which handle it is.
