@@ -200,7 +200,7 @@ int bench_rank(const BenchJob& job, Rank& rank) {
 
   Workload work(job.problem, holdings_of(job.setup, job.problem).of(rank.index()));
   work.compute_on(rank.device);
-  Trace trace(rank);
+  Trace trace(rank, !options.ranks.trace.empty());
   Progress progress(options.report.quiet || !rank.reports(),
                     (backward ? 2 : 1) * (job.schedule.warmup + job.schedule.repeats + 1));
   Bench timer(attention, job.schedule, rank, progress, trace);

@@ -79,7 +79,7 @@ int run_rank(RunJob& job, Rank& rank) {
   work.compute_on(rank.device);
   check_memory_of_hosts(rank, plan_bytes(attention, backward) - job.inputs.lent_bytes(work, job.pass), "this run");
 
-  Trace trace(rank);
+  Trace trace(rank, !options.ranks.trace.empty());
   const std::int64_t sent_before = rank.transport.sent_bytes();
   const auto provide = [&](Pass pass) {
     rank.busy([&] {

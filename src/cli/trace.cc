@@ -9,11 +9,12 @@
 #include "exec/forecast.h"
 #include "exec/messages.h"
 #include "io/atomic_file.h"
+#include "kernels/device.h"
 
 namespace annulus::cli {
 namespace {
 
-enum Track { kPasses = 1, kCompute, kTransfers, kWaits };
+enum Track { kPasses = 1, kCompute, kTransfers, kWaits, kKernels, kCopies };
 
 using Time = Trace::Clock::time_point;
 
@@ -22,15 +23,15 @@ class EventWriter {
  public:
   EventWriter(int rank, Time origin) : rank_(rank), origin_(origin) {}
 
-  void name_tracks() {
+  void name_tracks(bool on_gpu) {
     add("M", "process_name", kPasses, origin_, {{"args", {{"name", "rank " + std::to_string(rank_)}}}});
     add("M", "process_sort_index", kPasses, origin_, {{"args", {{"sort_index", rank_}}}});
     const std::pair<Track, const char*> tracks[] = {
         {kPasses, "passes"}, {kCompute, "compute"}, {kTransfers, "send and receive"}, {kWaits, "wait"}};
-    for (const auto& [track, name] : tracks) {
-      add("M", "thread_name", track, origin_, {{"args", {{"name", name}}}});
-      add("M", "thread_sort_index", track, origin_, {{"args", {{"sort_index", static_cast<int>(track)}}}});
-    }
+    for (const auto& [track, name] : tracks) name_track(track, name);
+    if (!on_gpu) return;
+    name_track(kKernels, "GPU kernels");
+    name_track(kCopies, "GPU copies");
   }
   void slice(Track track, const std::string& name, Time begin, Time end, Json args) {
     add("X", name, track, begin, {{"dur", microseconds(end - begin)}, {"args", std::move(args)}});
@@ -49,6 +50,10 @@ class EventWriter {
   std::string take() { return std::move(text_); }
 
  private:
+  void name_track(Track track, const char* name) {
+    add("M", "thread_name", track, origin_, {{"args", {{"name", name}}}});
+    add("M", "thread_sort_index", track, origin_, {{"args", {{"sort_index", static_cast<int>(track)}}}});
+  }
   static Json arrow(const std::string& id) { return {{"cat", "transfer"}, {"id", id}}; }
   static double microseconds(Trace::Clock::duration time) {
     return static_cast<double>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()) / 1e3;
@@ -106,7 +111,8 @@ bool is_waiting(const Event& event) {
   return event.what == "wait" || event.what == "gather" || (event.what == "merge" && event.exchange > 0);
 }
 
-Trace::Trace(Rank& rank) : rank_(rank), origin_(Time::max()) {
+Trace::Trace(Rank& rank, bool watches_device) : rank_(rank), origin_(Time::max()) {
+  if (watches_device && rank.on_gpu()) timeline_ = cuda::load_backend().timeline(*parse_device(rank.device).index);
   rank.meet();
   // Ranks of one machine have one clock, and count from the moment of the first of them.
   const std::string host = rank.neighbours.host + " ";
@@ -124,7 +130,11 @@ std::string Trace::events_text(const Problem& problem, const Sharding& sharding,
   std::optional<Forecast> forecast;
   if (streams) forecast.emplace(problem, plan, sharding, rank_.index(), options);
   EventWriter writer(rank_.index(), origin_);
-  writer.name_tracks();
+  writer.name_tracks(timeline_ != nullptr);
+  for (const cuda::DeviceSlice& slice : timeline_ != nullptr ? timeline_->slices() : std::vector<cuda::DeviceSlice>{}) {
+    const bool is_copy = std::string_view(slice.what) == "copy";
+    writer.slice(is_copy ? kCopies : kKernels, slice.what, slice.begin, slice.end, {{"bytes", slice.bytes}});
+  }
   const std::vector<Event> events = rank_.recorder.events();
   for (std::size_t i = 0; i < passes_.size(); ++i) {
     const TracedPass& pass = passes_[i];

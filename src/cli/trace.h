@@ -1,5 +1,6 @@
 // A Chrome trace of all ranks, which Perfetto (ui.perfetto.dev) opens: a process a rank; tracks for passes, compute,
-// send and receive, and wait; a counter of the bytes in slots; arrows from a sender's post to the receiver's wait.
+// send and receive, and wait; a counter of the bytes in slots; arrows from a sender's post to the receiver's wait. On a
+// GPU those are what its host did, and two more tracks have the GPU's own kernels and copies.
 //
 // Machines have different clocks, so each counts from the moment at which all ranks met.
 #pragma once
@@ -11,6 +12,7 @@
 #include "annulus/ranks.h"
 #include "cli/group.h"
 #include "cli/rank_setup.h"
+#include "kernels/cuda/load.h"
 
 namespace annulus::cli {
 
@@ -23,7 +25,8 @@ class Trace {
  public:
   using Clock = Recorder::Clock;
 
-  explicit Trace(Rank& rank);  // a collective
+  // A collective. `watches_device`: what a GPU does goes into the trace, by its own clock.
+  explicit Trace(Rank& rank, bool watches_device = false);
 
   // A pass that this rank has run from `begin` to now.
   void add_pass(Pass pass, Clock::time_point begin);
@@ -43,6 +46,7 @@ class Trace {
   Rank& rank_;
   Clock::time_point origin_;
   std::vector<TracedPass> passes_;
+  std::unique_ptr<cuda::Timeline> timeline_;  // of a GPU
 };
 
 }  // namespace annulus::cli

@@ -113,7 +113,7 @@ int verify_rank(const VerifyOptions& options, const Problem& problem, const Veri
   check_together(rank, [&] { check_reports(report_paths(options)); });
   check_memory_of_hosts(rank, rank.reports() ? verify_bytes(problem) : 0, "this verification");
   std::optional<Trace> trace;
-  if (!options.ranks.trace.empty()) trace.emplace(rank);
+  if (!options.ranks.trace.empty()) trace.emplace(rank, true);
   std::vector<VerifyCheck> checks;
   {
     Progress progress(options.report.quiet || !rank.reports(), verify_steps(settings));

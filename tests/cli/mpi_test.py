@@ -157,10 +157,13 @@ class Job:
         test.addCleanup(log.close)
         self.log = pathlib.Path(log.name)
         self.process = subprocess.Popen(words, cwd=test.folder, stdout=subprocess.DEVNULL, stderr=log)
+        self.wait_for("forward, round 3")  # by rank 0; all have moved something by then
+
+    def wait_for(self, words):
         end = time.monotonic() + HANG_S
-        while "forward, round 3" not in self.text():  # by rank 0; all have moved something by then
-            test.assertIsNone(self.process.poll(), self.text())
-            test.assertLess(time.monotonic(), end, self.text())
+        while words not in self.text():
+            self.test.assertIsNone(self.process.poll(), self.text())
+            self.test.assertLess(time.monotonic(), end, self.text())
             time.sleep(0.05)
 
     def text(self):

@@ -13,6 +13,7 @@
 #include "kernels/cuda/nccl_link.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/rank_kernels.h"
+#include "kernels/cuda/timeline.h"
 #include "plan/plan.h"
 
 namespace annulus::cuda {
@@ -187,6 +188,10 @@ class CudaBackend : public Backend {
     queue(stream.get());
     end.record(stream.get());
     return end.ms_since(begin) * 1e-3;
+  }
+  std::unique_ptr<Timeline> timeline(int device) const override {
+    const DeviceScope scope(device);
+    return make_timeline();
   }
   Peak measure_peak(int device, DType dtype) const override {
     const DeviceScope scope(device);

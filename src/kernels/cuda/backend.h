@@ -5,10 +5,12 @@
 //   std::unique_ptr<Passes> passes = backend.passes(problem, plan, {.device = 0});
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda/forward.h"
 #include "kernels/kernels.h"
@@ -37,6 +39,20 @@ class DeviceMemory {
   virtual void get(void* host) const = 0;
 };
 
+// What a GPU did from begin to end, on the clock of the host.
+struct DeviceSlice {
+  const char* what = "";  // attend, copy and so on: a literal
+  std::int64_t bytes = 0;
+  std::chrono::steady_clock::time_point begin, end;
+};
+
+class Timeline {
+ public:
+  virtual ~Timeline() = default;
+  // Everything so far, in the order in which it was queued. Waits for it.
+  virtual std::vector<DeviceSlice> slices() = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -58,6 +74,8 @@ class Backend {
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
   // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.
   virtual double time(int device, const std::function<void(void* stream)>& queue) const = 0;
+  // Records what ranks and transports of the calling thread do on a device, for as long as it lives.
+  virtual std::unique_ptr<Timeline> timeline(int device) const = 0;
   // What the tensor cores do in a loop that does nothing else, on numbers of this type.
   virtual Peak measure_peak(int device, DType dtype) const = 0;
 };

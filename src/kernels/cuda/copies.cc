@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/copy_blocks.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/timeline.h"
 
 namespace annulus::cuda {
 namespace {
@@ -201,6 +202,7 @@ class CudaCopies final : public DeviceCopies {
   void gather(std::span<const StridedBlock> blocks, int device, std::byte* packed, int lane) override;
   void copy(std::span<const std::byte> from, std::byte* to, int lane) override {
     const DeviceScope scope(device_);
+    const Slice slice("copy", static_cast<std::int64_t>(from.size()), stream(lane));
     if (!from.empty())
       check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyDefault, stream(lane)), "copy staged bytes");
   }
@@ -240,6 +242,7 @@ void CudaCopies::reach(int device) {
 
 void CudaCopies::gather(std::span<const StridedBlock> blocks, int device, std::byte* packed, int lane) {
   const DeviceScope scope(device_);
+  const Slice slice("copy", total_bytes(blocks), stream(lane));
   if (device != device_ && !reached_.contains(device)) {
     for (const StridedBlock& block : blocks) packed = copy_rows(block, packed, stream(lane));
     return;
@@ -247,7 +250,9 @@ void CudaCopies::gather(std::span<const StridedBlock> blocks, int device, std::b
   if (blocks.size() == 1) {
     const StridedBlock block = with_longest_runs(blocks.front());
     if (block.bytes() == block.run_bytes)  // a copy engine does it, and leaves the processors to others
-      return copy({block.data, static_cast<std::size_t>(block.run_bytes)}, packed, lane);
+      return check(cudaMemcpyAsync(packed, block.data, static_cast<std::size_t>(block.run_bytes), cudaMemcpyDefault,
+                                   stream(lane)),
+                   "copy bytes");
   }
   Launches launches(stream(lane));
   for (const StridedBlock& block : blocks) packed = launches.add(block, packed);

@@ -15,6 +15,7 @@
 #include "kernels/cuda/meetings.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/row_ops.h"
+#include "kernels/cuda/timeline.h"
 #include "plan/shard.h"
 
 namespace annulus::cuda {
@@ -148,14 +149,17 @@ class RankKernels : public Kernels {
   void merge(const ConstTensorView& out, const ConstTensorView& lse, const SoftmaxStates& states, std::int64_t head,
              const Rows& rows) const override {
     const DeviceScope scope(options_.device);
+    const Slice slice("merge", 0, cuda_stream());
     ops::merge(out, lse, own_states(states), head, rows, cuda_stream());
   }
   void add(const ConstTensorView& source, const TensorView& target) const override {
     const DeviceScope scope(options_.device);
+    const Slice slice("merge", 0, cuda_stream());
     ops::add(source, target, cuda_stream());
   }
   void round(const ConstTensorView& source, Sum which, const TensorView& target) const override {
     const DeviceScope scope(options_.device);
+    const Slice slice("round", 0, cuda_stream());
     const double factor = (which == Sum::dv ? 1.0 : *problem_.scale) * problem_.pattern.output_scale;
     ops::round(source, static_cast<float>(factor), target, cuda_stream());
   }
@@ -368,6 +372,7 @@ void RankKernels::run_forward(const ForwardArgs& args, const ops::States& states
 void RankKernels::forward(const ForwardArgs& args, const ForwardStep& step) const {
   const DeviceScope scope(options_.device);
   if (rows_ == 0) return;
+  const Slice slice("attend", 0, cuda_stream());
   if (forward_) return forward_->run(args, cuda_stream());
   Carver carver(args.workspace.data());
   const bool has_states = step.states.values.data != nullptr;
@@ -417,6 +422,7 @@ void RankKernels::run_gradients(const GradientLaunch& g, const std::vector<Place
 void RankKernels::backward(const BackwardArgs& args, const BackwardStep& step) const {
   const DeviceScope scope(options_.device);
   if (rows_ == 0) return;
+  const Slice slice(step.sources.empty() ? "Delta" : "attend", 0, cuda_stream());
   if (forward_) return planned_backward().run(args, cuda_stream());
   Carver carver(args.workspace.data());
   const BackwardMemory memory = carve_backward(carver);

@@ -38,6 +38,26 @@ std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick
          "\n";
 }
 
+// Small enough for compute-sanitizer: meetings, kept states and sums, units.
+TEST_F(CudaRanks, SmallProblems) {
+  std::uint64_t seed = 0;
+  for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring})
+    for (const bool causal : {false, true})
+      for (const DType dtype : {DType::bf16, DType::fp32}) {
+        Problem problem;
+        problem.tokens = 200;
+        problem.heads = 2;
+        problem.kv_heads = ++seed % 2 == 0 ? 1 : 2;
+        problem.head_dim = 64;
+        problem.dtype = dtype;
+        problem.causal = causal;
+        problem.pattern = make_pattern(Preset::longnet, {20, 200}, {1, 2}, 2);
+        problem = resolve(problem);
+        const Inputs inputs = draw_inputs(problem, seed);
+        EXPECT_EQ(faults(problem, inputs, Yardstick(problem, inputs), {.ranks = 2}, {.strategy = strategy}), "");
+      }
+}
+
 // Every combination of what users choose, on a problem in which nothing divides anything.
 TEST_F(CudaRanks, EveryLayoutAndStrategy) {
   std::uint64_t seed = 0;

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The tool on ranks that share a GPU: threads, processes over MPI and over NCCL; and one that is killed or stopped.
+
+Run by `./dev gpu`; exits with 77 (skipped) where the tool finds no GPU. Processes that share a GPU have an NCCL_HOSTID
+each: NCCL takes one rank a GPU of a host, and believes that they are on different ones.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+from mpi_test import HANG_S, MPIEXEC, Job, children
+from tool import TOOL, CliTest
+
+PROBLEM = ["--device", "cuda", "--tokens", "1003", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
+PROBLEM += ["--dtype", "bf16", "--segments", "100,1003", "--dilations", "1,4"]
+STRATEGIES = "exchange", "reshard", "ring", "gather", "replicated"
+LONG = ["bench", "--device", "cuda", "--tokens", "16k", "--heads", "4", "--dtype", "bf16", "--segments", "16k"]
+LONG += ["--dilations", "1", "--strategy", "ring", "--warmup", "0", "--repeats", "9", "--timeout", "5"]
+OWN_HOST = 'export NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK; exec "$@"'
+
+
+def job(ranks, *words):
+    return [*MPIEXEC, "-n", str(ranks), "bash", "-c", OWN_HOST, "bash", TOOL, *map(str, words)]
+
+
+class CudaRanks(CliTest):
+    def verified(self, command):
+        result = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=HANG_S, check=False)
+        self.assertEqual(result.returncode, 0, f"{shlex.join(command)}\n{result.stdout}\n{result.stderr}")
+        self.assertIn("passed: ", result.stdout)
+
+    def test_threads(self):
+        for ranks in 1, 2, 3, 8:
+            for strategy in STRATEGIES:
+                for causal in [], ["--causal"]:
+                    words = ["--ranks", str(ranks), "--strategy", strategy, *causal]
+                    self.verified([TOOL, "verify", *PROBLEM, *words])
+
+    def test_layouts(self):
+        for layout in "zigzag", "striped":
+            for causal in [], ["--causal"]:
+                self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", "--layout", layout, *causal])
+
+    def test_processes(self):
+        for transport in "mpi", "nccl":
+            for ranks in 2, 4:
+                for strategy in STRATEGIES:
+                    words = ["--transport", transport, "--strategy", strategy, "--timeout", "20"]
+                    self.verified(job(ranks, "verify", *PROBLEM, *words))
+
+    def test_reproducible_bits(self):
+        words = ["run", *PROBLEM, "--backward", "--reproducible", "--quiet", "--json", "-"]
+        one = None
+        for ranks in 2, 3:
+            result = subprocess.run([TOOL, *words, "--ranks", str(ranks)], capture_output=True, text=True, check=True)
+            sums = json.loads(result.stdout)["checksum"]
+            one = one or sums
+            self.assertEqual(sums, one)
+
+    def test_trace_has_the_clock_of_the_gpu(self):
+        words = ["--backward", "--ranks", "2", "--trace", "t.json", "--quiet"]
+        self.succeed("run", *PROBLEM, *words)
+        events = json.loads((self.folder / "t.json").read_text())["traceEvents"]
+        names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        self.assertLessEqual({"GPU kernels", "GPU copies"}, names)
+        self.assertIn("attend", {e["name"] for e in events})
+        self.assertIn("copy", {e["name"] for e in events})
+
+
+class Faults(CliTest):
+    """Three processes on one GPU, hurt from outside: in forward, and in backward."""
+
+    def hurt(self, transport, a_signal, backward):
+        # Rounds without end: of backward, if only forward is short.
+        seconds = ["--min-seconds", "100000"] if not backward else ["--backward", "--min-seconds", "0.1"]
+        words = [*LONG, "--transport", transport, *seconds]
+        if backward:
+            words[words.index("--repeats") + 1] = "1000000"
+        started = Job(self, *job(3, *words))
+        if backward:
+            started.wait_for("backward, round 3")
+        ranks = children(started.process.pid)
+        self.assertEqual(len(ranks), 3)
+        os.kill(ranks[1], a_signal)
+        self.assertNotEqual(started.end(), 0, started.text())
+        return started.text()
+
+    def test_a_rank_is_killed(self):
+        for transport in "mpi", "nccl":
+            for backward in False, True:
+                text = self.hurt(transport, signal.SIGKILL, backward)
+                self.assertRegex(text, r"rank 1 with PID .* exited on signal 9|rank 1 is lost", transport)
+
+    def test_a_rank_is_stopped(self):
+        for transport in "mpi", "nccl":
+            text = self.hurt(transport, signal.SIGSTOP, False)
+            self.assertRegex(text, r"rank 1 is lost: no sign of life for", transport)
+
+
+def has_gpu():
+    done = subprocess.run([TOOL, "info", "--json", "-", "--quiet"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["gpu"] is not None
+
+
+if __name__ == "__main__":
+    if shutil.which(MPIEXEC[0]) is None:
+        print(f"Skipped: {MPIEXEC[0]} is not here")
+        sys.exit(77)
+    if not has_gpu():
+        print("Skipped: `annulus info` shows no GPU")
+        sys.exit(77)
+    unittest.main()
