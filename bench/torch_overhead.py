@@ -5,7 +5,8 @@
 
 A problem so small that computing it takes next to nothing. Both do the same: `annulus.dilated_attention` without a
 gradient, or forward and backward by torch.autograd.grad, and the C functions with arguments that were packed once. What
-autograd takes for itself is measured beside it, by a function that does nothing but save five tensors and make three.
+autograd takes for itself is measured beside it, by a function that does nothing but save five tensors and make three;
+both also on the calling thread, since for a GPU autograd wakes another one, and that costs more than all the rest.
 On a GPU calls are queued, not waited for, a hundred at a time. Without torch the script says so and ends with exit code
 0.
 """
@@ -115,13 +116,17 @@ def main():
     if arguments.device == "cuda":
         result["gpu"] = torch.cuda.get_device_name()
     result |= microseconds(torch, arguments.device, calls, arguments.rounds)
+    with torch.autograd.set_multithreading_enabled(False):
+        here = {f"{name[:-3]}_one_thread_us": calls[name] for name in ("torch_both_us", "autograd_us")}
+        result |= microseconds(torch, arguments.device, here, arguments.rounds)
     result["overhead_us"] = result["torch_us"] - result["c_us"]
     result["overhead_both_us"] = result["torch_both_us"] - result["c_both_us"]
     print(
         f"{arguments.device}: a forward from C {result['c_us']:.1f} us, from PyTorch {result['torch_us']:.1f} us: "
         f"{result['overhead_us']:.1f} us more. Forward and backward {result['c_both_us']:.1f} us and "
         f"{result['torch_both_us']:.1f} us: {result['overhead_both_us']:.1f} us more, autograd alone takes "
-        f"{result['autograd_us']:.1f} us"
+        f"{result['autograd_us']:.1f} us. With autograd on the calling thread "
+        f"{result['torch_both_one_thread_us']:.1f} us, and {result['autograd_one_thread_us']:.1f} us alone"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -28,27 +28,31 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, handle: Handle, spec: str) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, handle: Handle, spec: str, with_lse: bool):
+    """out, or out and lse."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attend.apply(q, k, v, handle, spec)  # type: ignore[return-value]
-    return handle.forward(q, k, v)
+        return _Attend.apply(q, k, v, handle, spec, with_lse)
+    out, lse = handle.forward(q, k, v)
+    return (out, lse) if with_lse else out
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, handle, spec):
+    def forward(ctx, q, k, v, handle, spec, with_lse):
         out, lse = handle.forward(q, k, v)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
         ctx.handle, ctx.spec = handle, spec
+        if not with_lse:
+            return out
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # none for lse
         return out, lse
 
     @staticmethod
-    def backward(ctx, dout, _):
-        if dout is None:
-            return None, None, None, None, None
+    def backward(ctx, dout, *_):
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_plain(dout, q, k):  # the operator says that there is no second derivative
-            return *_ops.backward(dout, q, k, v, out, lse, ctx.spec), None, None
-        return *ctx.handle.backward(dout, q, k, v, out, lse), None, None
+            dq, dk, dv = _ops.backward(dout, q, k, v, out, lse, ctx.spec)
+        else:
+            dq, dk, dv = ctx.handle.backward(dout, q, k, v, out, lse)
+        return dq, dk, dv, None, None, None

@@ -27,7 +27,8 @@ class Group:
         self.process_group = weakref.ref(process_group)
         self.size = dist.get_world_size(process_group)
         self._courier = Courier(_control_of(process_group))
-        self._payload = c.PAYLOADS[check_choice("ANNULUS_PAYLOAD", os.environ.get("ANNULUS_PAYLOAD", "auto"), c.PAYLOADS)]
+        wanted = os.environ.get("ANNULUS_PAYLOAD", "auto")
+        self._payload = c.PAYLOADS[check_choice("ANNULUS_PAYLOAD", wanted, c.PAYLOADS)]
         self._handles: collections.OrderedDict[tuple, RankHandle] = collections.OrderedDict()
         transport = ctypes.c_void_p()
         c.check(c.library().annulus_transport_create(self._courier.callbacks, ctypes.byref(transport)))

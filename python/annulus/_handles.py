@@ -126,9 +126,9 @@ class Handle:
 
     def backward(self, dout, q, k, v, out, lse) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk and dv."""
-        q, k, v, out, dout, lse = _readable(q), _readable(k), _readable(v), _readable(out), _readable(dout), lse.contiguous()
+        q, k, v, view = _readable(q), _readable(k), _readable(v), self._layout
+        out, dout, lse = _readable(out), _readable(dout), lse.contiguous()
         dq, dk, dv, room = _empty_like(q), _empty_like(k), _empty_like(v), self._room(c.BACKWARD, q.device)
-        view = self._layout
         arguments = c.BACKWARD_ARGS.pack(
             c.BACKWARD_ARGS.size,
             q.data_ptr(), view(q), k.data_ptr(), view(k), v.data_ptr(), view(v), out.data_ptr(), view(out),
@@ -209,7 +209,7 @@ def wants_determinism() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device: torch.device, ranks: int, **moves) -> RankHandle:
+def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device, ranks: int, **moves) -> RankHandle:
     """A collective of the ranks of the transport. `group` turns a status into an exception. `moves`: how GPUs do."""
     device_options = make_options(device, torch.get_num_threads(), spec.deterministic or wants_determinism())
     options = c.RankOptions(

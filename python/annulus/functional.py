@@ -126,8 +126,7 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
     if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
         handle, spec = _handle_of(q, k, v, options)
         if handle is not None:
-            out, lse = _eager.attend(q, k, v, handle, spec)
-            return (out, lse) if return_lse else out
+            return _eager.attend(q, k, v, handle, spec, return_lse)
     _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
     spec = make_spec(*options) if compiling else _cached_spec(*options)
     q, k, v = _autocast(q, k, v)

@@ -13,6 +13,7 @@ struct annulus_rank_attention {
   annulus::RankAttention attention;
   annulus::Sharding sharding;
   annulus::Strategy wanted;
+  std::string payload;  // the transport of a GPU's memory; empty on the CPU
 };
 
 namespace annulus {
@@ -71,6 +72,7 @@ std::string explanation(const annulus_rank_attention& handle) {
   std::string text = explain(make_plan(problem), problem);
   text += std::to_string(handle.sharding.ranks) + " ranks, layout " + std::string(name(handle.sharding.layout)) +
           ", strategy " + std::string(name(handle.wanted)) + ": " + choice.why + "\n";
+  if (!handle.payload.empty()) text += "payload by " + handle.payload + "\n";
   for (std::size_t i = 0; i < choice.branches.size(); ++i)
     text += "branch " + std::to_string(i) + ": " + std::string(name(handle.attention.strategies()[i])) + ", " +
             choice.branches[i].why + "\n";
@@ -105,7 +107,8 @@ int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* 
       const Sharding shards = to_sharding(checked_struct(sharding, "sharding"));
       const RankOptions chosen = to_rank_options(options);
       Transport& moves = carried.of(chosen.device, to_payload(options));
-      result = new annulus_rank_attention{RankAttention(given, shards, moves, chosen), shards, chosen.strategy};
+      result = new annulus_rank_attention{RankAttention(given, shards, moves, chosen), shards, chosen.strategy,
+                                          carried.is_host(moves) ? "" : std::string(moves.name())};
     } catch (const TransportError&) {
       throw;  // the other ranks know
     } catch (const std::exception& error) {

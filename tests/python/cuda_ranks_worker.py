@@ -103,6 +103,7 @@ def plan(group):
     spec = make_spec(*PATTERN.values(), group=group.group_name, shard_lengths=UNEVEN)
     sizes, device = Sizes(1, TOKENS, 4, 4, 64), torch.device("cuda", 0)
     handle = group_of(group.group_name).handle(spec, sizes, torch.bfloat16, device)
+    assert f"payload by {PAYLOAD}" in handle.explain(), handle.explain()  # as the ranks have decided on their own
     for which, each in enumerate((foreseen.forward, foreseen.backward)):
         assert each.memory == handle.memory(which)
         assert (each.sent_bytes, each.received_bytes) == handle.traffic(which)
