@@ -29,6 +29,13 @@ enum annulus_strategy {
   ANNULUS_STRATEGY_REPLICATED = 5
 };
 
+// How memory of GPUs gets from rank to rank; that of the host always goes by the callbacks.
+enum annulus_payload {
+  ANNULUS_PAYLOAD_AUTO = 0,    // NCCL where all ranks have it and no two share a GPU, else staged: they decide together
+  ANNULUS_PAYLOAD_STAGED = 1,  // through pinned memory, in pieces, by the callbacks
+  ANNULUS_PAYLOAD_NCCL = 2     // by a communicator of its own; the callbacks bring its ranks together and watch them
+};
+
 typedef struct annulus_sharding {
   size_t struct_size;         // sizeof(annulus_sharding)
   int32_t ranks;              // p >= 1
@@ -39,10 +46,13 @@ typedef struct annulus_sharding {
 
 typedef struct annulus_rank_options {
   size_t struct_size;             // sizeof(annulus_rank_options)
-  const annulus_options* device;  // may be null
+  const annulus_options* device;  // may be null; a GPU is this rank's own choice, that it is one all ranks'
   int32_t strategy;               // annulus_strategy
   int32_t reproducible;           // 1: the same bits for every number of ranks
   int64_t slot_bytes;             // what arrives at once is cut to about this; 0: 32 MiB
+  int64_t timeout_ms;             // NCCL that moves nothing for this long is an error; 0: a minute
+  int32_t payload;                // annulus_payload, on GPUs
+  int32_t reserved;               // 0
 } annulus_rank_options;
 
 // One message, packed. Never to this rank itself, never empty.
@@ -79,6 +89,9 @@ typedef struct annulus_transport_callbacks {
   int (*poll)(void* context, char* message, size_t capacity);
   // Tells all ranks that this one gives up: their `wait` fails with this text. From any thread, at any time.
   void (*abort)(void* context, const char* text);
+  // May be null. Not 0 while `wait` would return, or fail, at once; any thread may write it at any time. GPUs whose
+  // payload is staged move on between launches where they can look here, and only inside `wait` where they cannot.
+  const int32_t* arrived;
 } annulus_transport_callbacks;
 
 typedef struct annulus_transport annulus_transport;
@@ -89,7 +102,9 @@ ANNULUS_API int annulus_transport_create(const annulus_transport_callbacks* call
 ANNULUS_API void annulus_transport_destroy(annulus_transport* transport);  // null is allowed
 
 // A collective: ranks that were given different things all fail, and are told who and what. `options` may be null. The
-// transport must outlive the attention. *attention is the new handle, or null when this fails.
+// transport must outlive the attention. *attention is the new handle, or null when this fails. On a GPU every pointer
+// in a call is to its memory and work is queued on the stream of the call, which returns when the last transfer is
+// over, not the work behind it.
 ANNULUS_API int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* sharding,
                                     annulus_transport* transport, const annulus_rank_options* options,
                                     annulus_rank_attention** attention);

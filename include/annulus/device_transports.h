@@ -42,4 +42,19 @@ struct NcclOptions {
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options = {});
 
+enum class Payload {
+  automatic,  // NCCL where all ranks have it and no two of them share a GPU, else staged
+  staged,
+  nccl,
+};
+
+struct PayloadOptions {
+  Payload payload = Payload::automatic;       // the same on all ranks
+  std::chrono::milliseconds timeout{60'000};  // NCCL's
+};
+
+// One of the two above. A collective in which the ranks decide together; throws on all of them, or on none.
+std::unique_ptr<Transport> make_device_transport(std::unique_ptr<Transport> control, int device,
+                                                 const PayloadOptions& options = {});
+
 }  // namespace annulus

@@ -1,4 +1,4 @@
-"""Courier: moves packed messages between the ranks of a torch.distributed group, by batch_isend_irecv.
+"""Courier: moves packed messages between the ranks of a torch.distributed group, by batch_isend_irecv, on the CPU.
 
 The library posts an exchange and computes; a thread of the courier's sends, receives and checks meanwhile, and the
 library waits for it when it needs the rows. Every message goes behind a frame of fixed size that says what it is, so
@@ -73,9 +73,11 @@ class Courier:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._told = threading.Lock()
+        self._arrived = ctypes.c_int32(0)  # for the library to look at, without taking the interpreter's lock
         others = [peer for peer in range(self.size) if peer != self.rank]
         self._notes = [torch.zeros(NOTE_BYTES, dtype=torch.uint8) for _ in others]
         self._last_words: list[Any] = []
+        self._said = ""  # why this rank gave up
         listening = [self._operation(dist.irecv, *each, NOTE_TAG) for each in zip(self._notes, others, strict=True)]
         self._listening = dist.batch_isend_irecv(listening) if listening else []
         self.callbacks = c.TransportCallbacks(
@@ -84,16 +86,20 @@ class Courier:
             post=c.Post(lambda _, exchange, *message: self._guard(message, lambda: self.post(exchange.contents))),
             wait=c.Progress(lambda _, *message: self._guard(message, self.wait)),
             abort=c.Abort(lambda _, text: self.tell(text.decode(errors="replace"))),
+            arrived=ctypes.pointer(self._arrived),
         )
 
     # ---- What the library calls
 
     def post(self, exchange: c.Exchange) -> None:
+        if self._said:  # to a transport of another device, over this courier
+            raise c.TransportError(self._said)
         self._hear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="annulus-courier", daemon=True)
             self._thread.start()
             atexit.register(self._end)
+        self._arrived.value = 0
         self._job = _Job(exchange)
         self._jobs.put(self._job)
 
@@ -126,6 +132,7 @@ class Courier:
         """Tells all ranks that the group has failed, and why; once."""
         if not self._told.acquire(blocking=False):
             return
+        self._said = text
         note = _bytes(text.encode(errors="replace")[: NOTE_BYTES - 1].ljust(NOTE_BYTES - 1, b"\0") + b"\1")
         self._last_words.append(note)  # kept: it may still be on its way
         for peer in range(self.size):
@@ -158,6 +165,7 @@ class Courier:
                 self._move(job)
             except BaseException as error:
                 job.error = error
+            self._arrived.value = 1
             job.done.set()
 
     def _end(self) -> None:
@@ -232,8 +240,13 @@ class Courier:
 
 def _timeout_of(group: dist.ProcessGroup) -> float | None:
     """Nine tenths of the group's own timeout: this rank must speak up before the group's connections are given up."""
+    timeout = timeout_on(group, "cpu")
+    return None if timeout is None else 0.9 * timeout.total_seconds()
+
+
+def timeout_on(group: dist.ProcessGroup, device: str) -> datetime.timedelta | None:
     try:
-        timeout = group._get_backend(torch.device("cpu")).options._timeout
+        timeout = group._get_backend(torch.device(device)).options._timeout
     except (AttributeError, RuntimeError):  # another backend, or another version of torch: its own timeout is all
         return None
-    return 0.9 * timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else None
+    return timeout if isinstance(timeout, datetime.timedelta) else None

@@ -1,25 +1,34 @@
-"""Process groups as Annulus sees them: a transport over each, and the handles that its ranks have made together."""
+"""Process groups as Annulus sees them: a transport over each, and the handles that its ranks have made together.
+
+What ranks have to tell each other goes through memory of the host. A group that does not serve that (NCCL) gets one
+beside it that does, of the same ranks, when it is first used.
+"""
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import os
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from . import _library as c
-from ._courier import Courier
-from ._handles import MOST_HANDLES, RankHandle, Sizes, make_rank
-from ._spec import Spec
+from ._courier import Courier, timeout_on
+from ._handles import MOST_HANDLES, RankHandle, Sizes, make_rank, wants_determinism
+from ._spec import Spec, check_choice
+
+LONGEST_NCCL_SECONDS = 60  # without a byte; a killed rank is noticed in a quarter of it
 
 
 class Group:
     def __init__(self, process_group: dist.ProcessGroup):
         self.process_group = weakref.ref(process_group)
         self.size = dist.get_world_size(process_group)
-        self._courier = Courier(process_group)
+        self._courier = Courier(_control_of(process_group))
+        wanted = os.environ.get("ANNULUS_PAYLOAD", "auto")
+        self._payload = c.PAYLOADS[check_choice("ANNULUS_PAYLOAD", wanted, c.PAYLOADS)]
         self._handles: collections.OrderedDict[tuple, RankHandle] = collections.OrderedDict()
         transport = ctypes.c_void_p()
         c.check(c.library().annulus_transport_create(self._courier.callbacks, ctypes.byref(transport)))
@@ -36,10 +45,12 @@ class Group:
             raise error from cause
 
     def handle(self, text: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RankHandle:
-        key = (text, sizes, dtype, device, torch.get_num_threads())
+        key = (text, sizes, dtype, device, torch.get_num_threads(), wants_determinism())
         found = self._handles.get(key)
         if found is None:
-            found = make_rank(self._transport, self, Spec.read(text), sizes, dtype, device, self.size)
+            seconds = min(self._courier.timeout_s or LONGEST_NCCL_SECONDS, LONGEST_NCCL_SECONDS)
+            moves = {"payload": self._payload, "timeout_ms": int(1000 * seconds)}
+            found = make_rank(self._transport, self, Spec.read(text), sizes, dtype, device, self.size, **moves)
             self._handles[key] = found
             if len(self._handles) > MOST_HANDLES:
                 self._handles.popitem(last=False)
@@ -49,6 +60,17 @@ class Group:
 
 
 _groups: dict[str, Group] = {}
+
+
+def _control_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group itself where it moves memory of the host, else a new one of gloo: then a collective."""
+    try:
+        if group._get_backend(torch.device("cpu")).name() != "nccl":
+            return group
+    except RuntimeError:  # none for the CPU
+        pass
+    more = {"timeout": timeout_on(group, "cuda"), "use_local_synchronization": True}  # others need not take part
+    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", **more)
 
 
 def process_group(name: str) -> dist.ProcessGroup:
@@ -72,12 +94,6 @@ def group_of(name: str) -> Group:
     there = process_group(name)
     found = _groups.get(name)
     if found is None or found.process_group() is not there:
-        backend = dist.get_backend(there)
-        if backend == "nccl":
-            raise ValueError(
-                "sequences over several ranks move through host memory in this version, which the backend nccl does "
-                "not serve; got a group of nccl: pass a group of gloo, by torch.distributed.new_group(backend='gloo')"
-            )
         found = _groups[name] = Group(there)
     return found
 

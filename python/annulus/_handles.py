@@ -18,6 +18,7 @@ from ._spec import Spec
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_HANDLES = 256
+MOST_LAYOUTS = 64  # of tensors, a handle
 
 
 class Sizes(collections.namedtuple("Sizes", "batch tokens heads kv_heads head_dim")):
@@ -79,6 +80,7 @@ class Handle:
             self, call("annulus_rank_destroy" if self._prefix != "annulus" else "annulus_destroy"), pointer
         )
         self._workspace: dict[int, int] = {}
+        self._layouts: dict[tuple, bytes] = {}
 
     def _check(self, status: int) -> None:
         c.check(status)
@@ -110,31 +112,43 @@ class Handle:
         self._ask("explain", buffer, len(buffer), None)
         return buffer.value.decode()
 
-    def forward(self, q, k, v, out, lse) -> None:
-        workspace = self._room(c.FORWARD, q.device)
+    def forward(self, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse."""
+        q, k, v, view = _readable(q), _readable(k), _readable(v), self._layout
+        out, lse, room = _empty_like(q), _empty_lse(q), self._room(c.FORWARD, q.device)
         arguments = c.FORWARD_ARGS.pack(
             c.FORWARD_ARGS.size,
-            *self._view(q), *self._view(k), *self._view(v), *self._view(out),
-            lse.data_ptr(), lse.numel(), workspace.data_ptr(), workspace.numel(), _stream(q.device),
+            q.data_ptr(), view(q), k.data_ptr(), view(k), v.data_ptr(), view(v), out.data_ptr(), view(out),
+            lse.data_ptr(), lse.numel(), room.data_ptr(), room.numel(), _stream(q),
         )  # fmt: skip
         self._check(self._forward(self._pointer, arguments))
+        return out, lse
 
-    def backward(self, q, k, v, out, lse, dout, dq, dk, dv) -> None:
-        workspace = self._room(c.BACKWARD, q.device)
+    def backward(self, dout, q, k, v, out, lse) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """dq, dk and dv."""
+        q, k, v, view = _readable(q), _readable(k), _readable(v), self._layout
+        out, dout, lse = _readable(out), _readable(dout), lse.contiguous()
+        dq, dk, dv, room = _empty_like(q), _empty_like(k), _empty_like(v), self._room(c.BACKWARD, q.device)
         arguments = c.BACKWARD_ARGS.pack(
             c.BACKWARD_ARGS.size,
-            *self._view(q), *self._view(k), *self._view(v), *self._view(out), *self._view(dout),
-            *self._view(dq), *self._view(dk), *self._view(dv),
-            lse.data_ptr(), lse.numel(), workspace.data_ptr(), workspace.numel(), _stream(q.device),
+            q.data_ptr(), view(q), k.data_ptr(), view(k), v.data_ptr(), view(v), out.data_ptr(), view(out),
+            dout.data_ptr(), view(dout), dq.data_ptr(), view(dq), dk.data_ptr(), view(dk), dv.data_ptr(), view(dv),
+            lse.data_ptr(), lse.numel(), room.data_ptr(), room.numel(), _stream(q),
         )  # fmt: skip
         self._check(self._backward(self._pointer, arguments))
+        return dq, dk, dv
 
     def _room(self, which: int, device: torch.device) -> torch.Tensor:
         return torch.empty(self.workspace_bytes(which), dtype=torch.uint8, device=device)
 
-    def _view(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        strides = tensor.stride()
-        return tensor.data_ptr(), self._dtype_code, *tensor.shape, strides[0], strides[1], strides[2], 1
+    def _layout(self, tensor: torch.Tensor) -> bytes:
+        key = (tensor.shape, strides := tensor.stride())
+        found = self._layouts.get(key)
+        if found is None:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
+            found = self._layouts[key] = c.LAYOUT.pack(self._dtype_code, *tensor.shape, *strides[:3], 1)
+        return found
 
 
 class RankHandle(Handle):
@@ -155,8 +169,25 @@ class RankHandle(Handle):
         return sent.value, received.value
 
 
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+def _stream(tensor: torch.Tensor) -> int:
+    return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if tensor.is_cuda else 0
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """As the library reads it: elements of a head are contiguous, no stride is negative."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
+# Of the ways to ask torch for memory these are the fastest, by microseconds: see bench/torch_overhead.py.
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
+
+
+def _empty_lse(q: torch.Tensor) -> torch.Tensor:
+    batch, tokens, heads, _ = q.shape
+    return torch.empty_strided(
+        (batch, heads, tokens), (heads * tokens, tokens, 1), dtype=torch.float32, device=q.device
+    )
 
 
 @functools.lru_cache(maxsize=MOST_HANDLES)
@@ -171,20 +202,21 @@ def _one_rank(
 
 
 def one_rank(spec: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Handle:
-    return _one_rank(spec, sizes, dtype, device, torch.get_num_threads(), _wants_determinism())
+    return _one_rank(spec, sizes, dtype, device, torch.get_num_threads(), wants_determinism())
 
 
-def _wants_determinism() -> bool:
+def wants_determinism() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device: torch.device, ranks: int) -> RankHandle:
-    """A collective of the ranks of the transport. `group` turns a status into an exception."""
-    device_options = make_options(device, torch.get_num_threads())
+def make_rank(transport, group, spec: Spec, sizes: Sizes, dtype, device, ranks: int, **moves) -> RankHandle:
+    """A collective of the ranks of the transport. `group` turns a status into an exception. `moves`: how GPUs do."""
+    device_options = make_options(device, torch.get_num_threads(), spec.deterministic or wants_determinism())
     options = c.RankOptions(
         device=ctypes.pointer(device_options),
         strategy=c.STRATEGIES[spec.strategy],
         reproducible=spec.reproducible,
+        **moves,
     )
     problem, sharding = make_problem(spec, sizes, dtype), make_sharding(ranks, spec.layout, spec.shard_lengths)
     pointer = ctypes.c_void_p()

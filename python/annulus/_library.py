@@ -20,6 +20,7 @@ PHASES = {"": 0, "by_head": 1, "by_head_block": 2, "every": 3, "table": 4}
 GRADIENTS = {"": 0, "exact": 1, "detached": 2}
 LAYOUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
 STRATEGIES = {"auto": 0, "exchange": 1, "reshard": 2, "ring": 3, "gather": 4, "replicated": 5}
+PAYLOADS = {"auto": 0, "staged": 1, "nccl": 2}
 
 
 class TransportError(RuntimeError):
@@ -107,6 +108,9 @@ class RankOptions(Sized):
         ("strategy", c_int32),
         ("reproducible", c_int32),
         ("slot_bytes", c_int64),
+        ("timeout_ms", c_int64),
+        ("payload", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -140,14 +144,15 @@ class TransportCallbacks(Sized):
         ("wait", Progress),
         ("poll", Progress),
         ("abort", Abort),
+        ("arrived", POINTER(c_int32)),
     ]
 
 
-_TENSOR = "Pi8q"  # data, dtype, shape, stride
-FORWARD_ARGS = struct.Struct(
-    "@N" + 4 * _TENSOR + "PNPNP"
-)  # q, k, v, out, lse and its count, workspace and bytes, stream
-BACKWARD_ARGS = struct.Struct("@N" + 8 * _TENSOR + "PNPNP")  # q, k, v, out, dout, dq, dk, dv, then as in forward
+LAYOUT = struct.Struct("@i4x8q")  # what a tensor has beside its data: dtype, shape, stride
+_TENSOR = f"P{LAYOUT.size}s"
+_REST = "PNPNP"  # lse and its count, workspace and its bytes, stream
+FORWARD_ARGS = struct.Struct("@N" + 4 * _TENSOR + _REST)  # q, k, v, out
+BACKWARD_ARGS = struct.Struct("@N" + 8 * _TENSOR + _REST)  # q, k, v, out, dout, dq, dk, dv
 
 
 def integers(values) -> ctypes.Array:

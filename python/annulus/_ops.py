@@ -15,21 +15,11 @@ from ._handles import DTYPES, Sizes, one_rank, reference
 from ._spec import Spec
 
 
-def _readable(tensor: Tensor) -> Tensor:
-    """As the library reads it: elements of a head are contiguous, no stride is negative."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
-
-
 def _handle(q: Tensor, k: Tensor, text: str):
     spec = Spec.read(text)
     batch, rows, heads, head_dim = q.shape
     if not spec.group:
         return one_rank(text, Sizes(batch, rows, heads, k.shape[2], head_dim), q.dtype, q.device)
-    if q.device.type != "cpu":
-        raise NotImplementedError(
-            f"a sequence over several ranks is computed on the CPU in this version; got tensors on {q.device}: move "
-            "them to the CPU, or leave out group"
-        )
     tokens = total_tokens(spec.group, k.shape[1], spec.shard_lengths)
     return group_of(spec.group).handle(text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device)
 
@@ -68,10 +58,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, spec: str) -> tuple[Tensor, Tensor
         if q.numel() > 0:
             out, lse = reference(problem, q, k, v)
             return out, lse
-    out, lse = _like_results(q)
-    if q.dtype != torch.float64:
-        _handle(q, k, spec).forward(_readable(q), _readable(k), _readable(v), out, lse)
-    return out, lse
+        return _like_results(q)
+    return _handle(q, k, spec).forward(q, k, v)
 
 
 _library.impl("forward", _forward, "CompositeExplicitAutograd")
@@ -91,15 +79,13 @@ def _(q, k, v, spec):
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (each.new_empty(each.shape) for each in (q, k, v))
     if q.dtype == torch.float64:
         problem = _fp64_spec(q, spec)
         if q.numel() > 0:
             dq, dk, dv = reference(problem, q, k, v, dout)
-        return dq, dk, dv
-    readable = [_readable(each) for each in (q, k, v, out)]
-    _handle(q, k, spec).backward(*readable, lse.contiguous(), _readable(dout), dq, dk, dv)
-    return dq, dk, dv
+            return dq, dk, dv
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _handle(q, k, spec).backward(dout, q, k, v, out, lse)
 
 
 @backward.register_fake

@@ -106,7 +106,6 @@ def _whole_numbers(what: str, values) -> tuple[int, ...]:
 def make_spec(
     segment_lengths,
     dilation_rates,
-    *,
     causal: bool = False,
     softmax_scale: float | None = None,
     phase: str | None = None,

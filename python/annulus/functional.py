@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _eager, _ops
 from ._groups import name_of
+from ._handles import DTYPES, MOST_HANDLES, Handle, Sizes, one_rank, wants_determinism
 from ._spec import make_spec
 
 if TYPE_CHECKING:
@@ -109,43 +110,54 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
         segment_lengths = segment_length
     if dilation_rates is None:
         dilation_rates = dilated_ratio
+    if isinstance(cu_seqlens, Tensor):
+        cu_seqlens = cu_seqlens.tolist()
+    name = "" if group is None else name_of(group)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # lists become keys of caches
+        segment_lengths, dilation_rates = _hashable(segment_lengths), _hashable(dilation_rates)
+        cu_seqlens, shard_lengths = _hashable(cu_seqlens), _hashable(shard_lengths)
+        classes = None if classes is None else tuple([_hashable(each) for each in classes])
+    # In the order of make_spec.
+    options = (
+        segment_lengths, dilation_rates, causal, softmax_scale, phase, gradient, preset, classes, pad_like_torchscale,
+        cu_seqlens, deterministic, name, layout, shard_lengths, strategy, reproducible,
+    )  # fmt: skip
+    if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
+        handle, spec = _handle_of(q, k, v, options)
+        if handle is not None:
+            return _eager.attend(q, k, v, handle, spec, return_lse)
     _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
-    spec = _spec_of(
-        segment_lengths,
-        dilation_rates,
-        causal=causal,
-        softmax_scale=softmax_scale,
-        phase=phase,
-        gradient=gradient,
-        preset=preset,
-        classes=classes,
-        pad_like_torchscale=pad_like_torchscale,
-        cu_seqlens=cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens,
-        deterministic=deterministic,
-        group=name_of(group),
-        layout=layout,
-        shard_lengths=shard_lengths,
-        strategy=strategy,
-        reproducible=reproducible,
-    )
+    spec = make_spec(*options) if compiling else _cached_spec(*options)
     q, k, v = _autocast(q, k, v)
     out, lse = _ops.forward(q, k, v, spec)
     return (out, lse.detach()) if return_lse else out
 
 
-def _spec_of(segments, dilations, **options) -> str:
-    if torch.compiler.is_compiling():
-        return make_spec(segments, dilations, **options)
-    for name in ("cu_seqlens", "shard_lengths"):
-        if options[name] is not None:
-            options[name] = tuple(options[name])
-    if options["classes"] is not None:
-        options["classes"] = tuple(tuple(each) for each in options["classes"])
-    return _cached_spec(_hashable(segments), _hashable(dilations), **options)
-
-
 def _hashable(values):
-    return tuple(values) if isinstance(values, list) else values
+    return tuple(values) if type(values) is list else values
+
+
+# What has been checked once: by all that the checks look at, and all that decides which handle it is.
+_known: dict[tuple, tuple[Handle | None, str]] = {}
+
+
+def _handle_of(q: Tensor, k: Tensor, v: Tensor, options: tuple) -> tuple[Handle | None, str]:
+    """None where an operator has to say what is wrong, or to call the reference."""
+    key = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, torch.get_num_threads(),
+        wants_determinism(), options,
+    )  # fmt: skip
+    found = _known.get(key)
+    if found is None:
+        _check_tensors(q, k, v, replicated=False)
+        spec = _cached_spec(*options)
+        sizes = Sizes(*q.shape[:3], k.shape[2], q.shape[3])
+        found = (one_rank(spec, sizes, q.dtype, q.device) if q.dtype in DTYPES else None), spec
+        if len(_known) >= MOST_HANDLES:
+            _known.clear()
+        _known[key] = found
+    return found
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -108,7 +108,7 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group, dim, layout, shard_lengths):
         ranks = dist.get_world_size(group)
-        rows = _all_rows(x.shape[dim], group)
+        rows = _all_rows(x.shape[dim], group, x.device)
         tokens = sum(rows)
         shared = dict(ranks=ranks, layout=layout, shard_lengths=rows if layout == "contiguous" else shard_lengths)
         order = [positions(tokens, rank=rank, **shared) for rank in range(ranks)]
@@ -130,7 +130,7 @@ class _Unshard(torch.autograd.Function):
         return total.index_select(ctx.dim, ctx.mine), None, None, None, None
 
 
-def _all_rows(own: int, group: dist.ProcessGroup) -> list[int]:
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(counts, torch.tensor([own]), group=group)
+def _all_rows(own: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(counts, torch.tensor([own], device=device), group=group)
     return [int(count) for count in counts]

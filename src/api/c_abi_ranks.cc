@@ -1,25 +1,19 @@
-// The C ABI over annulus::RankAttention, and a Carrier made of the functions that a C program hands over.
+// The C ABI over annulus::RankAttention.
 #include "annulus/annulus_ranks.h"
 
-#include <array>
-#include <cstdio>
-
-#include "annulus/carrier.h"
 #include "annulus/ranks.h"
 #include "api/c_abi_structs.h"
+#include "api/c_abi_transport.h"
 #include "api/c_status.h"
 #include "plan/choice.h"
 #include "plan/plan.h"
 #include "plan/shard.h"
 
-struct annulus_transport {
-  std::unique_ptr<annulus::Transport> transport;
-};
-
 struct annulus_rank_attention {
   annulus::RankAttention attention;
   annulus::Sharding sharding;
   annulus::Strategy wanted;
+  std::string payload;  // the transport of a GPU's memory; empty on the CPU
 };
 
 namespace annulus {
@@ -28,82 +22,15 @@ namespace {
 static_assert(ANNULUS_LAYOUT_CONTIGUOUS == static_cast<int>(Layout::contiguous) &&
               ANNULUS_LAYOUT_ZIGZAG == static_cast<int>(Layout::zigzag) &&
               ANNULUS_LAYOUT_STRIPED == static_cast<int>(Layout::striped));
+static_assert(ANNULUS_PAYLOAD_AUTO == static_cast<int>(Payload::automatic) &&
+              ANNULUS_PAYLOAD_STAGED == static_cast<int>(Payload::staged) &&
+              ANNULUS_PAYLOAD_NCCL == static_cast<int>(Payload::nccl));
 static_assert(ANNULUS_STRATEGY_AUTO == static_cast<int>(Strategy::automatic) &&
               ANNULUS_STRATEGY_EXCHANGE == static_cast<int>(Strategy::exchange) &&
               ANNULUS_STRATEGY_RESHARD == static_cast<int>(Strategy::reshard) &&
               ANNULUS_STRATEGY_RING == static_cast<int>(Strategy::ring) &&
               ANNULUS_STRATEGY_GATHER == static_cast<int>(Strategy::gather) &&
               ANNULUS_STRATEGY_REPLICATED == static_cast<int>(Strategy::replicated));
-
-// Functions of C as a Carrier: their code and sentence become an exception.
-class CCarrier final : public Carrier {
- public:
-  explicit CCarrier(const annulus_transport_callbacks& callbacks) : callbacks_(callbacks) {}
-
-  void post(const PackedExchange& exchange) override {
-    messages(exchange.sends, sends_);
-    messages(exchange.receives, receives_);
-    exchange_ = {.plan = exchange.plan,
-                 .step = exchange.step,
-                 .sends = sends_.data(),
-                 .send_count = static_cast<std::int64_t>(sends_.size()),
-                 .receives = receives_.data(),
-                 .receive_count = static_cast<std::int64_t>(receives_.size())};
-    call("post", [&](char* message, std::size_t capacity) {
-      return callbacks_.post(callbacks_.context, &exchange_, message, capacity);
-    });
-  }
-
-  void wait() override {
-    call("wait",
-         [&](char* message, std::size_t capacity) { return callbacks_.wait(callbacks_.context, message, capacity); });
-  }
-
-  bool poll() override {
-    if (callbacks_.poll != nullptr)
-      call("poll",
-           [&](char* message, std::size_t capacity) { return callbacks_.poll(callbacks_.context, message, capacity); });
-    return false;
-  }
-
-  void abort(const std::string& text) noexcept override { callbacks_.abort(callbacks_.context, text.c_str()); }
-
- private:
-  static void messages(const std::vector<PackedMessage>& from, std::vector<annulus_message>& to) {
-    to.clear();
-    for (const PackedMessage& message : from)
-      to.push_back({.peer = message.peer,
-                    .reserved = 0,
-                    .data = message.bytes.data(),
-                    .bytes = static_cast<std::int64_t>(message.bytes.size())});
-  }
-
-  template <class F>
-  static void call(const char* name, F f) {
-    std::array<char, 1024> message{};
-    const int status = f(message.data(), message.size());
-    if (status == 0) return;
-    message.back() = '\0';
-    if (message[0] == '\0')
-      std::snprintf(message.data(), message.size(), "the transport's %s failed with code %d and said no more", name,
-                    status);
-    throw TransportError(message.data());
-  }
-
-  annulus_transport_callbacks callbacks_;
-  std::vector<annulus_message> sends_, receives_;
-  annulus_exchange exchange_{};
-};
-
-std::unique_ptr<Carrier> to_carrier(const annulus_transport_callbacks& callbacks) {
-  const bool any =
-      callbacks.post != nullptr || callbacks.wait != nullptr || callbacks.poll != nullptr || callbacks.abort != nullptr;
-  if (!any) return nullptr;
-  if (callbacks.post == nullptr || callbacks.wait == nullptr || callbacks.abort == nullptr)
-    throw InvalidArgument(
-        "a transport has the functions post, wait and abort; got some of them: give all three, or none to look ahead");
-  return std::make_unique<CCarrier>(callbacks);
-}
 
 Sharding to_sharding(const annulus_sharding& from) {
   const auto boundaries = checked_list(from.boundaries, from.boundary_count, "boundaries");
@@ -124,6 +51,17 @@ RankOptions to_rank_options(const annulus_rank_options* from) {
   return options;
 }
 
+PayloadOptions to_payload(const annulus_rank_options* from) {
+  PayloadOptions options;
+  if (from == nullptr) return options;
+  options.payload = checked_enum<Payload>("payload", from->payload, ANNULUS_PAYLOAD_AUTO, ANNULUS_PAYLOAD_NCCL);
+  if (from->timeout_ms < 0)
+    throw InvalidArgument("timeout_ms must not be negative; got " + std::to_string(from->timeout_ms) +
+                          ": leave it 0 for a minute");
+  if (from->timeout_ms != 0) options.timeout = std::chrono::milliseconds(from->timeout_ms);
+  return options;
+}
+
 const annulus_rank_attention& target(const annulus_rank_attention* handle) {
   return deref(handle, "attention", "make one with annulus_rank_create");
 }
@@ -134,6 +72,7 @@ std::string explanation(const annulus_rank_attention& handle) {
   std::string text = explain(make_plan(problem), problem);
   text += std::to_string(handle.sharding.ranks) + " ranks, layout " + std::string(name(handle.sharding.layout)) +
           ", strategy " + std::string(name(handle.wanted)) + ": " + choice.why + "\n";
+  if (!handle.payload.empty()) text += "payload by " + handle.payload + "\n";
   for (std::size_t i = 0; i < choice.branches.size(); ++i)
     text += "branch " + std::to_string(i) + ": " + std::string(name(handle.attention.strategies()[i])) + ", " +
             choice.branches[i].why + "\n";
@@ -151,8 +90,7 @@ int annulus_transport_create(const annulus_transport_callbacks* callbacks, annul
   return as_status([&] {
     annulus_transport*& result = deref(transport, "transport", "pass the address of the handle");
     result = nullptr;
-    const annulus_transport_callbacks& given = checked_struct(callbacks, "transport_callbacks");
-    result = new annulus_transport{make_carried_transport(given.rank, given.size, to_carrier(given))};
+    result = new annulus_transport(checked_struct(callbacks, "transport_callbacks"));
   });
 }
 
@@ -163,16 +101,18 @@ int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* 
   return as_status([&] {
     annulus_rank_attention*& result = deref(attention, "attention", "pass the address of the handle");
     result = nullptr;
-    Transport& carried = *deref(transport, "transport", "make one with annulus_transport_create").transport;
+    annulus_transport& carried = deref(transport, "transport", "make one with annulus_transport_create");
     try {
       const Problem given = to_problem(checked_struct(problem, "problem"));
       const Sharding shards = to_sharding(checked_struct(sharding, "sharding"));
       const RankOptions chosen = to_rank_options(options);
-      result = new annulus_rank_attention{RankAttention(given, shards, carried, chosen), shards, chosen.strategy};
+      Transport& moves = carried.of(chosen.device, to_payload(options));
+      result = new annulus_rank_attention{RankAttention(given, shards, moves, chosen), shards, chosen.strategy,
+                                          carried.is_host(moves) ? "" : std::string(moves.name())};
     } catch (const TransportError&) {
       throw;  // the other ranks know
     } catch (const std::exception& error) {
-      carried.abort(error.what());  // does nothing where RankAttention has done it
+      carried.abort(error.what());
       throw;
     }
   });

@@ -127,7 +127,8 @@ annulus_transport_callbacks callbacks(Transport& transport) {
           .post = post,
           .wait = wait,
           .poll = poll,
-          .abort = abort};
+          .abort = abort,
+          .arrived = nullptr};
 }
 
 annulus_transport_callbacks looking_ahead(int rank, int size) {
@@ -305,6 +306,22 @@ TEST(CRanks, LookingAheadKnowsWhatCppKnows) {
   Tensors own(rows);
   const auto forward = own.forward();
   EXPECT_TRUE(fails(annulus_rank_forward(rank.attention, &forward), ANNULUS_INVALID_ARGUMENT, {"without a carrier"}));
+}
+
+TEST(CRanks, HowGpusMovePayloadIsChecked) {
+  Rank rank;
+  const annulus_transport_callbacks none = looking_ahead(0, 2);
+  ASSERT_TRUE(succeeds(annulus_transport_create(&none, &rank.transport)));
+  const annulus_problem given = problem();
+  const annulus_sharding shards = sharding(2);
+  const auto create = [&](int payload, std::int64_t timeout_ms) {
+    annulus_rank_options options = rank_options(ANNULUS_STRATEGY_AUTO, false);
+    options.payload = payload;
+    options.timeout_ms = timeout_ms;
+    return annulus_rank_create(&given, &shards, rank.transport, &options, &rank.attention);
+  };
+  EXPECT_TRUE(fails(create(3, 0), ANNULUS_INVALID_ARGUMENT, {"payload", "from 0 to 2", "got 3"}));
+  EXPECT_TRUE(fails(create(ANNULUS_PAYLOAD_NCCL, -1), ANNULUS_INVALID_ARGUMENT, {"timeout_ms", "-1"}));
 }
 
 TEST(CRanks, WhatACallbackSaysIsTheError) {

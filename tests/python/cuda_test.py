@@ -1,7 +1,14 @@
 """On a GPU, against the CPU. A build or a device that cannot say so is skipped with its own words."""
 
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import annulus
 
@@ -108,7 +115,7 @@ def test_deterministic_gradients_repeat():
             assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
 
-def test_double_and_groups_are_refused():
+def test_double_is_refused():
     q = torch.randn(1, 8, 1, 8, device="cuda", dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="CPU"):
         annulus.dilated_attention(q, q, q, [8], [1])
@@ -121,3 +128,60 @@ def test_compile():
         lambda q: annulus.dilated_attention(q * 2, k, v, **PATTERN), fullgraph=True, backend="aot_eager"
     )
     assert torch.equal(compiled(q), annulus.dilated_attention(q * 2, k, v, **PATTERN))
+
+
+WORKER = str(pathlib.Path(__file__).with_name("cuda_ranks_worker.py"))
+RANKS, LIMIT_SECONDS = 2, 100
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no torch.distributed with gloo"
+)
+with_nccl = pytest.param(
+    "nccl",
+    "nccl",
+    marks=pytest.mark.skipif(not (dist.is_available() and dist.is_nccl_available()), reason="this torch has no NCCL"),
+)
+ways = pytest.mark.parametrize(("backend", "payload"), [("gloo", "staged"), with_nccl])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@needs_gloo
+@ways
+def test_ranks_give_what_one_rank_gives(backend, payload):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), WORKER, "all_right", backend, payload]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(RANKS):
+        assert f"rank {rank} of {RANKS}: all right" in done.stdout
+    print(done.stdout)
+
+
+@needs_gloo
+@ways
+def test_trouble_is_an_error_and_never_a_hang(backend, payload):
+    """Without torchrun, which ends the other rank itself as soon as one is killed."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, WORKER, "all_wrong", backend, payload],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        outputs = [job.communicate(timeout=LIMIT_SECONDS) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    for rank, (job, (out, errors)) in enumerate(zip(jobs, outputs, strict=True)):
+        print(out)
+        assert job.returncode == (-9 if rank == RANKS - 1 else 0), f"rank {rank}:\n{out}\n{errors}"
+        assert f"rank {rank}: done" in out

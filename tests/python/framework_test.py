@@ -141,3 +141,30 @@ def test_second_derivatives_are_refused():
     (dq,) = torch.autograd.grad(annulus.dilated_attention(q, k, v, **PATTERN).sin().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="annulus"):
         dq.sum().backward()
+
+
+def test_plain_calls_and_the_operator_agree():
+    """A plain call takes a shorter way; whoever has to see an operator sees one."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    q, k, v, dout = (torch.randn(1, 40, 2, 16) for _ in range(4))
+    packed = torch.stack((q, k, v), dim=-1)  # heads that are not contiguous
+    results, names = [], []
+    for inputs in ((q, k, v), packed.unbind(-1)):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        for mode in (None, Seen()):
+            with mode or torch.enable_grad():
+                out, lse = annulus.dilated_attention(*inputs, [8, 40], [1, 3], return_lse=True)
+                assert not lse.requires_grad
+                results.append((out.detach(), lse, *torch.autograd.grad(out, inputs, dout)))
+    for each in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each, results[0], strict=True))
+    assert {"annulus::forward", "annulus::backward"} <= set(names)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        annulus.dilated_attention(q, k, v, [8, 40], [1, 3])
+    assert any(event.key == "annulus::forward" for event in profile.key_averages())
