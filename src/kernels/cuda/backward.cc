@@ -110,19 +110,11 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
-  // Of dq, where it is added up. A stride that all dilations are multiples or, by a power of two, parts of.
+  // Of dq, where it is added up.
   SumLayout sum_layout() const {
     const std::vector<annulus::Branch>& branches = problem.pattern.branches;
-    const auto dilation_of = [&](const annulus::Branch& branch) {  // as the tiling has it
-      return std::min(branch.dilation, std::max<std::int64_t>(1, std::min(branch.segment, problem.tokens)));
-    };
-    if (branches.size() == 1) return {problem.tokens, static_cast<int>(dilation_of(branches.front()))};
-    int stride = kMostSumStride;
-    const auto fits = [&](const annulus::Branch& branch) {
-      return dilation_of(branch) % stride == 0 || stride % dilation_of(branch) == 0;
-    };
-    while (stride > 1 && !std::ranges::all_of(branches, fits)) stride /= 2;
-    return {problem.tokens, stride};
+    const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
+    return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
   }
   std::int64_t sum_floats() const { return problem.batch * problem.heads * sum_layout().rows * problem.head_dim; }
 

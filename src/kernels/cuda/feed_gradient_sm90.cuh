@@ -275,8 +275,8 @@ class Clerk {
     int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
     const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
     const std::int64_t row = head * g_.common.tokens + part.key_begin + static_cast<std::int64_t>(dilation) * first;
-    SumRows sums(g_.sums, part.key_begin, dilation);
-    sums.first += first;
+    const int step = dilation / g_.sums.stride;
+    int sum_row = g_.sums.row(part.key_begin + dilation * first);
     const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
     const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
     for (int n = part.blocks; n > 0; --n) {
@@ -298,7 +298,8 @@ class Clerk {
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
         block.sums = head * g_.sums.rows * C.head_dim;
-        block.rows_of_sums = sums;
+        block.first = sum_row;
+        block.step = step;
         block.rows = min(rows, C.query_rows);
         block.low = part.first - first;
         block.low_step = part.step;
@@ -309,7 +310,7 @@ class Clerk {
       slot_.template advance<C.stages>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
-      sums.first += C.query_rows;
+      sum_row += step * C.query_rows;
       lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
       delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
     }

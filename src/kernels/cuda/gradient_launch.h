@@ -12,11 +12,9 @@ namespace annulus::cuda {
 
 // How the sums of dq of one head lie: rows in the order of their residue modulo `stride`, in groups of 8; a group as
 // [16 columns][row][column]. What the threads of a warp add at once, 8 neighbouring rows of a block of queries by 16
-// columns, is then one run of memory, and two where the block begins within a group. Where there are several branches,
-// a stride of up to 4 leaves dilations of 1, 2 and 4 whole lines of 128 bytes, two rows each.
-constexpr int kMostSumStride = 4;
+// columns, is then one run of memory, and two where the block begins within a group.
 struct SumLayout {
-  int stride = 1;        // the dilation where there is one branch
+  int stride = 1;        // the dilation where there is one branch; else 1, which suits the densest
   int residue_rows = 0;  // of one residue
   int rows = 0;          // of all, up to a multiple of 8
 
@@ -29,35 +27,6 @@ struct SumLayout {
   // Of the first of 16 columns, in floats.
   ANNULUS_HOST_DEVICE static std::int64_t place(int row, int head_dim, int column) {
     return static_cast<std::int64_t>(row & ~7) * head_dim + (row & 7) * 16 + column * 8;
-  }
-};
-
-// Rows of SumLayout that belong to the queries position, position + dilation, ... The layout's stride divides the
-// dilation, or is 2 or 4 times as long.
-struct SumRows {
-  int base = 0, first = 0;  // query i has row base + (v & mask) * hop + (v >> shift) * step, v = first + i
-  int mask = 0, hop = 0;
-  int shift = 0, step = 1;
-  int eight = 8;  // from a query to the 8th behind it
-
-  SumRows() = default;
-  ANNULUS_HOST_DEVICE SumRows(const SumLayout& layout, int position, int dilation) {
-    const int parts = layout.stride / dilation;
-    if (parts > 1) {
-      base = position % dilation * layout.residue_rows;
-      first = position / dilation;
-      mask = parts - 1;
-      hop = dilation * layout.residue_rows;
-      shift = parts / 2;
-    } else {
-      base = layout.row(position);
-      step = dilation / layout.stride;
-    }
-    eight = (8 >> shift) * step;
-  }
-  ANNULUS_HOST_DEVICE int row(int query) const {
-    const int v = first + query;
-    return base + (v & mask) * hop + (v >> shift) * step;
   }
 };
 

@@ -130,32 +130,21 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(sh.ds_full(d.slot));
   };
-  // Where this thread's two rows of dQ go; found before dQ is waited for.
-  struct Places {
-    float* to[2];
-    bool there[2];
-  };
-  const auto find_places = [&](int record) __attribute__((always_inline)) {
-    const GradientBlock now = sh.blocks[record];
+  const auto put_dq = [&](int record) __attribute__((always_inline)) {
+    const GradientBlock& now = sh.blocks[record];
     const int own = (kByRows ? group * 64 : 0) + row;
+    int at = now.first + now.step * own;
     float* sums = g.dq_sums + now.sums + (lane & 3) * 4;
-    Places places;
-    int at = now.rows_of_sums.row(own);
 #pragma unroll
-    for (int r = 0; r < 2; ++r, at += now.rows_of_sums.eight) {
-      places.to[r] = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
-      places.there[r] = own + 8 * r < now.rows;
-    }
-    return places;
-  };
-  const auto put_dq = [&](const Places& places) __attribute__((always_inline)) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (places.there[r])
+    for (int r = 0; r < 2; ++r) {
+      float* to = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
+      if (own + 8 * r < now.rows)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          ptx::add_4(places.to[r] + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
+          ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
                      dq[8 * j + 5 + 2 * r]);
+      at += 8 * now.step;
+    }
   };
 
   for (;;) {
@@ -258,10 +247,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         d.advance<C.kDsSlots>();
         // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
         if constexpr (kDq && C.dq_leaves_first) {
-          const Places places = find_places(first ? block : before);
           ptx::wgmma_wait<2>();
           ptx::pin(dq);
-          if (!first) put_dq(places);
+          if (!first) put_dq(before);
           ptx::wgmma_wait<1>();
           exponentials(last ? now : q.slot, last ? block : after);
         } else if constexpr (kDq) {
@@ -271,10 +259,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
           } else {
-            const Places places = find_places(before);
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
-            put_dq(places);
+            put_dq(before);
           }
         } else {
           ptx::wgmma_wait<1>();
@@ -294,10 +281,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       if constexpr (kDq) {
         ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
         issue_dq(d_before.slot);
-        const Places places = find_places((block + C.kBlocks - 1) % C.kBlocks);
         ptx::wgmma_wait<0>();
         ptx::pin(dq);
-        put_dq(places);
+        put_dq((block + C.kBlocks - 1) % C.kBlocks);
       }
       ptx::pin(dk);
       ptx::pin(dv);

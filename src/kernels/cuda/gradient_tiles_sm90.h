@@ -30,7 +30,8 @@ struct GradientNote {
 // What consumers want to know of a block of queries.
 struct GradientBlock {
   std::int64_t sums = 0;  // where the head's sums of dq begin
-  SumRows rows_of_sums;   // of its queries
+  int first = 0;          // row of the first query in SumLayout,
+  int step = 1;           // from one query to the next
   int rows = 0;           // queries; the slot may have more rows
   int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
   int low_step = 0;       // low + i * low_step on

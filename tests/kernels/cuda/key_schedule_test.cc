@@ -154,22 +154,5 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   for (const Stretch& stretch : schedule.stretches) EXPECT_TRUE(stretch.longest_first);
 }
 
-TEST(SumRows, AreThoseOfTheLayout) {
-  constexpr int kTokens = 1000;
-  for (const int stride : {1, 2, 4, 3, 6, 16})
-    for (const int dilation : {1, 2, 3, 4, 6, 8, 12, 16, 48}) {
-      const int parts = stride / dilation;
-      if (dilation % stride != 0 && (stride % dilation != 0 || (parts != 2 && parts != 4))) continue;
-      const SumLayout layout(kTokens, stride);
-      for (const int position : {0, 1, 2, 5, 7, 64, 131}) {
-        const SumRows rows(layout, position, dilation);
-        for (int i = 0; position + i * dilation < kTokens; ++i) {
-          EXPECT_EQ(rows.row(i), layout.row(position + i * dilation));
-          EXPECT_EQ(rows.row(i + 8), rows.row(i) + rows.eight);
-        }
-      }
-    }
-}
-
 }  // namespace
 }  // namespace annulus::cuda
