@@ -42,7 +42,7 @@ def calls_of_c(torch, c, handle, q, k, v, dout):
     rooms = [handle._room(which, q.device) for which in (c.FORWARD, c.BACKWARD)]
 
     def pack(form, tensors, room):
-        views = [part for x in tensors for part in (x.data_ptr(), handle._layout(x))]
+        views = [part for x in tensors for part in (x.data_ptr(), handle._view(x))]
         stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else 0
         return form.pack(form.size, *views, lse.data_ptr(), lse.numel(), room.data_ptr(), room.numel(), stream)
 

@@ -74,7 +74,8 @@ typedef struct annulus_exchange {
 } annulus_exchange;
 
 // How bytes get from rank to rank: functions of the caller's. Those that return an int return 0, or anything else when
-// they fail, with a sentence in message[capacity] that ends with a 0; that sentence becomes the error of this rank. All
+// they fail, with a sentence in message[capacity] that ends with a 0; that sentence becomes the error of this rank.
+// Ranks of the host and of every GPU use the same functions, so once they have failed or aborted they fail again. All
 // four null: a transport for looking ahead, with which a rank knows its memory and traffic and does not compute.
 typedef struct annulus_transport_callbacks {
   size_t struct_size;  // sizeof(annulus_transport_callbacks)

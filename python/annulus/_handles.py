@@ -18,7 +18,7 @@ from ._spec import Spec
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_HANDLES = 256
-MOST_LAYOUTS = 64  # of tensors, a handle
+MOST_VIEWS = 64  # a handle
 
 
 class Sizes(collections.namedtuple("Sizes", "batch tokens heads kv_heads head_dim")):
@@ -80,7 +80,7 @@ class Handle:
             self, call("annulus_rank_destroy" if self._prefix != "annulus" else "annulus_destroy"), pointer
         )
         self._workspace: dict[int, int] = {}
-        self._layouts: dict[tuple, bytes] = {}
+        self._views: dict[tuple, tuple[bytes, ...]] = {}
 
     def _check(self, status: int) -> None:
         c.check(status)
@@ -114,11 +114,14 @@ class Handle:
 
     def forward(self, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse."""
-        q, k, v, view = _readable(q), _readable(k), _readable(v), self._layout
+        key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        views = self._views.get(key) or self._remember(key, (q, k, v), (q,))
+        if not views:
+            return self.forward(_readable(q), _readable(k), _readable(v))
         out, lse, room = _empty_like(q), _empty_lse(q), self._room(c.FORWARD, q.device)
         arguments = c.FORWARD_ARGS.pack(
             c.FORWARD_ARGS.size,
-            q.data_ptr(), view(q), k.data_ptr(), view(k), v.data_ptr(), view(v), out.data_ptr(), view(out),
+            q.data_ptr(), views[0], k.data_ptr(), views[1], v.data_ptr(), views[2], out.data_ptr(), views[3],
             lse.data_ptr(), lse.numel(), room.data_ptr(), room.numel(), _stream(q),
         )  # fmt: skip
         self._check(self._forward(self._pointer, arguments))
@@ -126,13 +129,19 @@ class Handle:
 
     def backward(self, dout, q, k, v, out, lse) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk and dv."""
-        q, k, v, view = _readable(q), _readable(k), _readable(v), self._layout
-        out, dout, lse = _readable(out), _readable(dout), lse.contiguous()
-        dq, dk, dv, room = _empty_like(q), _empty_like(k), _empty_like(v), self._room(c.BACKWARD, q.device)
+        key = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.shape, out.stride(), dout.shape,
+            dout.stride(),
+        )  # fmt: skip
+        views = self._views.get(key) or self._remember(key, (q, k, v, out, dout), (q, k, v))
+        if not views:
+            return self.backward(*(_readable(each) for each in (dout, q, k, v, out)), lse)
+        lse, room = lse.contiguous(), self._room(c.BACKWARD, q.device)
+        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
         arguments = c.BACKWARD_ARGS.pack(
             c.BACKWARD_ARGS.size,
-            q.data_ptr(), view(q), k.data_ptr(), view(k), v.data_ptr(), view(v), out.data_ptr(), view(out),
-            dout.data_ptr(), view(dout), dq.data_ptr(), view(dq), dk.data_ptr(), view(dk), dv.data_ptr(), view(dv),
+            q.data_ptr(), views[0], k.data_ptr(), views[1], v.data_ptr(), views[2], out.data_ptr(), views[3],
+            dout.data_ptr(), views[4], dq.data_ptr(), views[5], dk.data_ptr(), views[6], dv.data_ptr(), views[7],
             lse.data_ptr(), lse.numel(), room.data_ptr(), room.numel(), _stream(q),
         )  # fmt: skip
         self._check(self._backward(self._pointer, arguments))
@@ -141,14 +150,20 @@ class Handle:
     def _room(self, which: int, device: torch.device) -> torch.Tensor:
         return torch.empty(self.workspace_bytes(which), dtype=torch.uint8, device=device)
 
-    def _layout(self, tensor: torch.Tensor) -> bytes:
-        key = (tensor.shape, strides := tensor.stride())
-        found = self._layouts.get(key)
-        if found is None:
-            if len(self._layouts) >= MOST_LAYOUTS:
-                self._layouts.clear()
-            found = self._layouts[key] = c.LAYOUT.pack(self._dtype_code, *tensor.shape, *strides[:3], 1)
-        return found
+    def _remember(self, key: tuple, read: tuple, written: tuple) -> tuple[bytes, ...]:
+        """What the library is told of tensors beside their data: of those that it reads, then of new ones like
+        `written`. Nothing where it cannot read one of them as it lies."""
+        if not all(_is_readable(tensor) for tensor in read):
+            return ()
+        if len(self._views) >= MOST_VIEWS:
+            self._views.clear()
+        views = [self._view(tensor) for tensor in read]
+        views += [c.VIEW.pack(self._dtype_code, *tensor.shape, 0, 0, 0, 0) for tensor in written]  # dense
+        self._views[key] = tuple(views)
+        return self._views[key]
+
+    def _view(self, tensor: torch.Tensor) -> bytes:
+        return c.VIEW.pack(self._dtype_code, *tensor.shape, *tensor.stride()[:3], 1)
 
 
 class RankHandle(Handle):
@@ -173,9 +188,13 @@ def _stream(tensor: torch.Tensor) -> int:
     return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if tensor.is_cuda else 0
 
 
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """By the library, as it lies: the elements of a head are contiguous."""
+    return tensor.stride(-1) == 1 or tensor.shape[-1] == 1 or tensor.numel() == 0
+
+
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """As the library reads it: elements of a head are contiguous, no stride is negative."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+    return tensor if _is_readable(tensor) else tensor.contiguous()
 
 
 # Of the ways to ask torch for memory these are the fastest, by microseconds: see bench/torch_overhead.py.

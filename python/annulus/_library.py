@@ -148,8 +148,8 @@ class TransportCallbacks(Sized):
     ]
 
 
-LAYOUT = struct.Struct("@i4x8q")  # what a tensor has beside its data: dtype, shape, stride
-_TENSOR = f"P{LAYOUT.size}s"
+VIEW = struct.Struct("@i4x8q")  # what a tensor has beside its data: dtype, shape, stride
+_TENSOR = f"P{VIEW.size}s"
 _REST = "PNPNP"  # lse and its count, workspace and its bytes, stream
 FORWARD_ARGS = struct.Struct("@N" + 4 * _TENSOR + _REST)  # q, k, v, out
 BACKWARD_ARGS = struct.Struct("@N" + 8 * _TENSOR + _REST)  # q, k, v, out, dout, dq, dk, dv

@@ -90,7 +90,8 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
             ``torch.use_deterministic_algorithms(True)``. On the CPU that is always so.
         return_lse: also return the log of the softmax denominators, which carry no gradient.
         group: a torch.distributed process group over which the sequence is spread: all ranks call with their own rows
-            of ``q``, ``k`` and ``v`` and get their own rows back, those that one rank alone would have computed.
+            of ``q``, ``k`` and ``v`` and get their own rows back, those that one rank alone would have computed. Of
+            gloo or NCCL, on CPUs or GPUs.
         layout: who has which positions: ``"contiguous"``, ``"zigzag"`` or ``"striped"``; see `annulus.shard`.
         shard_lengths: the rows of every rank; None: all ranks have as many.
         strategy: how keys meet queries: ``"auto"``, ``"exchange"``, ``"reshard"``, ``"ring"``, ``"gather"`` or

@@ -28,6 +28,12 @@ def _works() -> str:
     return "forward and backward on the CPU give finite numbers" if gradient.isfinite().all() else "NO: not finite"
 
 
+def _ranks() -> str:
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "no gloo in this torch"
+    return "gloo, NCCL" if dist.is_nccl_available() else "gloo"
+
+
 def report() -> str:
     lines = {
         "annulus": f"{annulus.__version__}, {c.library()._name}",
@@ -35,7 +41,7 @@ def report() -> str:
         "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
         "works": _works(),
         "gpu": _cuda(),
-        "ranks": "gloo" if dist.is_available() and dist.is_gloo_available() else "no gloo in this torch",
+        "ranks": _ranks(),
     }
     return "\n".join(f"{name:8} {text}" for name, text in lines.items())
 

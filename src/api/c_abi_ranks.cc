@@ -102,17 +102,18 @@ int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* 
     annulus_rank_attention*& result = deref(attention, "attention", "pass the address of the handle");
     result = nullptr;
     annulus_transport& carried = deref(transport, "transport", "make one with annulus_transport_create");
+    Transport* moves = &carried.host();
     try {
       const Problem given = to_problem(checked_struct(problem, "problem"));
       const Sharding shards = to_sharding(checked_struct(sharding, "sharding"));
       const RankOptions chosen = to_rank_options(options);
-      Transport& moves = carried.of(chosen.device, to_payload(options));
-      result = new annulus_rank_attention{RankAttention(given, shards, moves, chosen), shards, chosen.strategy,
-                                          carried.is_host(moves) ? "" : std::string(moves.name())};
+      moves = &carried.of(chosen.device, to_payload(options));
+      result = new annulus_rank_attention{RankAttention(given, shards, *moves, chosen), shards, chosen.strategy,
+                                          moves == &carried.host() ? "" : std::string(moves->name())};
     } catch (const TransportError&) {
       throw;  // the other ranks know
     } catch (const std::exception& error) {
-      carried.abort(error.what());
+      moves->abort(error.what());  // does nothing where RankAttention has done it
       throw;
     }
   });

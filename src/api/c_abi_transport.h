@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <string>
 
 #include "annulus/annulus_ranks.h"
 #include "annulus/attention.h"
@@ -16,8 +15,7 @@ struct annulus_transport {
 
   // The one that moves memory of the device. The first call for a GPU is a collective.
   annulus::Transport& of(const annulus::Options& options, const annulus::PayloadOptions& payload);
-  bool is_host(const annulus::Transport& transport) const { return &transport == host_.get(); }
-  void abort(const std::string& reason) noexcept { host_->abort(reason); }
+  annulus::Transport& host() { return *host_; }
 
  private:
   std::unique_ptr<annulus::Transport> carried(bool for_gpu) const;
