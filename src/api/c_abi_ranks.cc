@@ -68,7 +68,8 @@ const annulus_rank_attention& target(const annulus_rank_attention* handle) {
 
 std::string explanation(const annulus_rank_attention& handle) {
   const Problem& problem = handle.attention.problem();
-  const Choice choice = choose_strategy(problem, resolve(handle.sharding, problem.tokens), handle.wanted);
+  const Rates rates{.favours_whole_groups = !handle.payload.empty()};
+  const Choice choice = choose_strategy(problem, resolve(handle.sharding, problem.tokens), handle.wanted, rates);
   std::string text = explain(make_plan(problem), problem);
   text += std::to_string(handle.sharding.ranks) + " ranks, layout " + std::string(name(handle.sharding.layout)) +
           ", strategy " + std::string(name(handle.wanted)) + ": " + choice.why + "\n";

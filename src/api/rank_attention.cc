@@ -5,6 +5,7 @@
 #include "api/checks.h"
 #include "api/own_workspace.h"
 #include "exec/executor.h"
+#include "exec/rates.h"
 #include "kernels/cuda/load.h"
 #include "kernels/device.h"
 #include "plan/choice.h"
@@ -39,7 +40,7 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
                           ": leave it out for 32 MiB");
-  const Rates rates = rates_of(parse_device(options.device.device));
+  const Rates rates = rates_of(options.device);
   options = with_strategies(std::move(options), problem, sharding, rates);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");

@@ -5,7 +5,7 @@
 
 #include "cli/environment.h"
 #include "cli/prediction.h"
-#include "kernels/device.h"
+#include "exec/rates.h"
 #include "numeric/size.h"
 #include "plan/shard.h"
 
@@ -35,7 +35,7 @@ bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
 
 // Takes setup.options with the strategy that was asked for, and decides.
 void choose(RankSetup& setup, const Problem& problem) {
-  const Rates rates = rates_of(parse_device(setup.options.device.device));
+  const Rates rates = rates_of(setup.options.device);
   setup.choice = choose_strategy(problem, setup.sharding, setup.options.strategy, rates);
   setup.options = with_strategies(setup.options, problem, setup.sharding, rates);
 }

@@ -22,11 +22,4 @@ Device parse_device(const std::string& text) {
   return {true, index};
 }
 
-// On a GPU rows that have travelled meet by `mma`, whole groups by the best kernel that there is.
-Rates rates_of(const Device& device) {
-  Rates rates;
-  rates.favours_whole_groups = device.is_gpu;
-  return rates;
-}
-
 }  // namespace annulus

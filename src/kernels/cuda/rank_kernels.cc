@@ -16,7 +16,6 @@
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/row_ops.h"
 #include "kernels/cuda/timeline.h"
-#include "plan/shard.h"
 
 namespace annulus::cuda {
 namespace {
