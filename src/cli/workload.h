@@ -64,7 +64,7 @@ class Workload {
   // results come back when they are asked for.
   void compute_on(const std::string& device);
 
-  // Seconds of the call alone: by the wall clock, on a GPU by its own. Results stay; the workspace does until a pass
+  // Wall-clock seconds of the call alone, until a GPU is done with it. Results stay; the workspace does until a pass
   // needs another.
   double forward(const RankAttention& attention);
   double backward(const RankAttention& attention);

@@ -49,7 +49,8 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
                          ? std::make_unique<Freight>(problem, sharding, rank, options, Cargo::queries)
                          : nullptr),
       resharding_(problem, sharding, key_freight_.parcels, units_of(problem, dealt_out_), rank, options.device),
-      is_alone_(key_freight_.schedule.is_empty() && resharding_.empty() && is_one_run(pieces())),
+      is_alone_(key_freight_.schedule.is_empty() && freight(Pass::backward).schedule.is_empty() &&
+                resharding_.empty() && is_one_run(pieces())),
       kernels_(make_kernels(problem, plan_, options.device,
                             {pieces(), !is_alone(), is_alone() ? partial : !keeps_states()})) {
   if (is_alone() && !partial && !kernels_->is_whole()) {

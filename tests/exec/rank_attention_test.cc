@@ -83,6 +83,26 @@ TEST(RankAttention, EveryLayoutAndStrategy) {
           }
 }
 
+// The one row that a head takes of a segment over two ranks lies on the second: no key travels, but the query does,
+// meets nothing, and comes home with a gradient of 0.
+TEST(RankAttention, QueriesThatMeetNothing) {
+  for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const bool causal : {false, true}) {
+      Problem problem;
+      problem.tokens = 24;
+      problem.heads = 6;
+      problem.kv_heads = 2;
+      problem.head_dim = 3;
+      problem.dtype = dtype;
+      problem.causal = causal;
+      problem.documents = {0, 5, 24};
+      problem.pattern.phase = Phase::table;
+      problem.pattern.branches = {{.segment = 2, .dilation = 12, .classes = {2, 3, 1, 1, 2, 3}}};
+      problem = resolve(problem);
+      EXPECT_EQ(faults(problem, draw_inputs(problem, 7), {.ranks = 2}, {.strategy = Strategy::exchange}, {}), "");
+    }
+}
+
 // More keys than a tile, a chunk and a stretch have.
 TEST(RankAttention, LongGroups) {
   std::int64_t number = 0;
@@ -119,12 +139,12 @@ RC_GTEST_PROP(RankAttentionProperty, ReproducibleBitsAreThoseOfOneRank, ()) {
   Way way = support::draw_way();
   const RankResult many = compute_on_ranks(problem, inputs, sharding, options, way);
   const std::string fault = many.fault + Yardstick(problem, inputs).faults(many.result);
-  if (!fault.empty()) RC_FAIL(fault + support::describe(problem) + describe(sharding, options));
+  if (!fault.empty()) RC_FAIL(fault + support::describe(problem) + support::describe(sharding, options));
   RC_ASSERT(many.planned == many.counted);
   way.options.threads = static_cast<int>(draw_between(1, 3));
   const RankResult one = compute_on_ranks(problem, inputs, {.ranks = 1}, options, way);
   if (bits_of(one.result) != bits_of(many.result))
-    RC_FAIL("other bits in " + support::describe(problem) + describe(sharding, options));
+    RC_FAIL("other bits in " + support::describe(problem) + support::describe(sharding, options));
 }
 
 TEST(RankAttention, ReproducibleBitsOfLongGroups) {
@@ -223,7 +243,8 @@ RC_GTEST_PROP(RankAttentionProperty, ReplicatedQueries, ()) {
   const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
   const std::string fault = replicated_faults(problem, inputs, sharding, support::draw_way());
   if (!fault.empty())
-    RC_FAIL(fault + " in " + support::describe(problem) + describe(sharding, {.strategy = Strategy::replicated}));
+    RC_FAIL(fault + " in " + support::describe(problem) +
+            support::describe(sharding, {.strategy = Strategy::replicated}));
 }
 
 }  // namespace

@@ -117,6 +117,23 @@ TEST_F(CudaRanks, LongGroups) {
       }
 }
 
+// As RankAttention.QueriesThatMeetNothing.
+TEST_F(CudaRanks, QueriesThatMeetNothing) {
+  Problem problem;
+  problem.tokens = 24;
+  problem.heads = 6;
+  problem.kv_heads = 2;
+  problem.head_dim = 3;
+  problem.dtype = DType::bf16;
+  problem.causal = true;
+  problem.documents = {0, 5, 24};
+  problem.pattern.phase = Phase::table;
+  problem.pattern.branches = {{.segment = 2, .dilation = 12, .classes = {2, 3, 1, 1, 2, 3}}};
+  problem = resolve(problem);
+  const Inputs inputs = draw_inputs(problem, 7);
+  EXPECT_EQ(faults(problem, inputs, Yardstick(problem, inputs), {.ranks = 2}, {.strategy = Strategy::exchange}), "");
+}
+
 TEST_F(CudaRanks, SegmentsThatFitShardsNeedNothing) {
   Problem problem;
   problem.tokens = 2048;
