@@ -233,6 +233,10 @@ void check_together(Rank& rank, const std::function<void()>& check) {
   }
   refusal = rank.transport.all_gather(refusal).front();
   if (refusal.empty()) return;
+  try {
+    rank.meet();                     // who ends first must not cut off others that are still being told
+  } catch (const TransportError&) {  // they know by now
+  }
   if (refusal[0] == 'u') throw InvalidArgument(refusal.substr(1));
   throw DeviceError(refusal.substr(1));
 }

@@ -73,7 +73,7 @@ TEST(Launch, RefusesWhatCannotBe) {
   EXPECT_PART(refusal([&] { return make_launch(typed, kTorchrun); }), "torchrun started 2 processes");
   EXPECT_PART(refusal([&] { return make_launch(typed, kTorchrun); }), "mpirun -n 2");
   typed.transport = "pigeons";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "threads, mpi; got 'pigeons'");
+  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "threads, mpi, nccl; got 'pigeons'");
   typed.transport = "threads";
   EXPECT_PART(refusal([&] { return make_launch(typed, kMpirun); }), "mpirun started 4 processes");
   typed = {};

@@ -30,7 +30,7 @@ RankSetup setup_of(const std::vector<std::string>& words, int ranks) {
 std::string refusal(const std::vector<std::string>& words, int ranks) {
   try {
     (void)setup_of(words, ranks);
-    (void)make_group_options(parse(words).ranks, 1);
+    (void)make_group_options(parse(words), 1);
   } catch (const InvalidArgument& error) {
     return error.what();
   }
@@ -48,7 +48,7 @@ TEST(RankSetup, OptionsBecomeASharding) {
   EXPECT_EQ(setup_of({"--strategy", "ring"}, 2).options.strategy, Strategy::ring);
   EXPECT_EQ(setup_of({"--slot-size", "1M"}, 2).options.slot_bytes, 1 << 20);
   EXPECT_TRUE(setup_of({"--reproducible"}, 2).options.reproducible);
-  EXPECT_EQ(make_group_options(parse({"--timeout", "2.5"}).ranks, 1).timeout, std::chrono::milliseconds(2500));
+  EXPECT_EQ(make_group_options(parse({"--timeout", "2.5"}), 1).timeout, std::chrono::milliseconds(2500));
 }
 
 TEST(RankSetup, BadValuesAreRefusedWithRuleValueAndRemedy) {
