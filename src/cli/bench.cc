@@ -259,7 +259,7 @@ int bench(const BenchOptions& options) {
   const GroupOptions group =
       make_group_options(options, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
   (void)make_seed(options.problem);
-  (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
+  if (!uses_gpu(options.machine)) (void)Attention(problem, job.setup.options.device);  // refuses before anything begins
   return run_ranks(launch, group, [&](Rank& rank) {
     try {
       return bench_rank(job, rank);

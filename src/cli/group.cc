@@ -82,6 +82,21 @@ std::optional<int> device_of(const GroupOptions& options, int index) {
   return device.index ? *device.index : index % count;
 }
 
+// The same for a process. Where one has no such GPU, all of them hear of it. A collective.
+[[maybe_unused]] int device_together(const GroupOptions& options, Transport& transport) {
+  const int index = index_on_host(transport);
+  std::optional<int> device;
+  std::string refusal;
+  try {
+    device = device_of(options, index);
+  } catch (const std::exception& error) {
+    refusal = error.what();
+  }
+  for (const std::string& text : transport.all_gather(refusal))
+    if (!text.empty()) throw DeviceError(text);
+  return *device;
+}
+
 std::string name_of(std::optional<int> device) { return device ? "cuda:" + std::to_string(*device) : ""; }
 
 Outcome run_rank(Transport& transport, const GroupOptions& options, std::optional<int> device,
@@ -170,7 +185,7 @@ int run_process(const Launch& launch, const GroupOptions& options, const std::fu
   auto transport = process.make_transport(transport_options(options, who));
   std::optional<int> device;
   if (parse_device(options.device).is_gpu) {
-    device = device_of(options, index_on_host(*transport));
+    device = device_together(options, *transport);
     if (launch.transport == "nccl")
       transport = make_nccl_transport(std::move(transport), *device,
                                       {.timeout = options.timeout, .blocking = options.blocking});

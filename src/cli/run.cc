@@ -156,7 +156,7 @@ int run(const RunOptions& options) {
   RunJob job{options, problem, inputs, make_rank_setup(options, problem, launch.ranks), launch, 0, "", pass};
   job.seed = make_seed(options.problem);
   if (options.picture) job.picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
-  (void)Attention(problem, job.setup.options.device);  // what the device cannot do is refused before anything begins
+  if (!uses_gpu(options.machine)) (void)Attention(problem, job.setup.options.device);  // refuses before anything begins
   return run_ranks(launch, group, [&](Rank& rank) { return run_rank(job, rank); });
 }
 

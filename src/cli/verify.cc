@@ -42,9 +42,8 @@ VerifySettings settings_of(const CommandOptions& options, const Problem& problem
   settings.instruction_sets = set != "auto" ? std::vector{set}
                               : on_gpu      ? std::vector{set, std::string("mma")}
                                             : instruction_sets();
-  // What the device cannot do is refused before anything begins.
-  (void)Attention(problem,
-                  {.threads = 1, .instruction_set = settings.instruction_sets.front(), .device = device.device});
+  // What the CPU cannot do is refused before anything begins; ranks on GPUs see to it themselves.
+  if (!on_gpu) (void)Attention(problem, {.threads = 1, .instruction_set = settings.instruction_sets.front()});
   return settings;
 }
 

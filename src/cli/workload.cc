@@ -73,6 +73,7 @@ void Workload::borrow(const std::string& name, const void* data) {
   release_workspace();
   ledger_.allocate(name, bytes(name));
   tensors_[name].data = data;
+  tensors_[name].on_device.reset();
 }
 
 void Workload::copy(const std::string& name, std::span<const std::byte> whole) {
@@ -215,6 +216,7 @@ void* Workload::place_on_device(const std::string& name, bool writes) {
 const void* Workload::data(const std::string& name) const {
   const Tensor& tensor = tensors_.at(name);
   if (tensor.is_newer_there) tensor.on_device->get(tensor.own.data());
+  tensor.is_newer_there = false;
   return tensor.data;
 }
 

@@ -88,7 +88,7 @@ class Workload {
     Buffer own;  // empty: borrowed
     const void* data = nullptr;
     std::unique_ptr<cuda::DeviceMemory> on_device;
-    bool is_newer_there = false;
+    mutable bool is_newer_there = false;  // `data` brings it back
   };
 
   void allocate(const std::string& name);

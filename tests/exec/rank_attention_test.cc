@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "annulus/carrier.h"
 #include "annulus/thread_group.h"
 #include "plan/reshard.h"
 #include "reference/draw_inputs.h"
@@ -81,6 +82,53 @@ TEST(RankAttention, EveryLayoutAndStrategy) {
                        {.options = {.threads = 1, .instruction_set = ""}}),
                 "");
           }
+}
+
+// Shards that need nothing from each other, some of them a single row of a striped sequence.
+TEST(RankAttention, ShardsThatAreSequencesOfTheirOwn) {
+  for (const DType dtype : {DType::fp32, DType::fp16})
+    for (const Gradient gradient : {Gradient::exact, Gradient::detached})
+      for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped}) {
+        Problem problem;
+        problem.heads = 6;
+        problem.kv_heads = 3;
+        problem.head_dim = 5;
+        problem.dtype = dtype;
+        problem.tokens = 3;
+        problem.documents = {0, 1, 3};
+        problem.pattern = make_pattern(Preset::residue, {6}, {6}, 6);
+        problem.pattern.gradient = gradient;
+        problem = resolve(problem);
+        EXPECT_EQ(faults(problem, draw_inputs(problem, 3), {.ranks = 2, .layout = layout}, {}, {}), "");
+        problem.tokens = 120;
+        problem.documents = {};
+        problem.pattern = make_pattern(Preset::longnet, {10, 40}, {1, 3}, 6);
+        problem.pattern.gradient = gradient;
+        problem = resolve(problem);
+        EXPECT_EQ(faults(problem, draw_inputs(problem, 4), {.ranks = 3, .layout = layout}, {}, {}), "");
+      }
+}
+
+// Before a GPU is looked for, so that every rank refuses alike.
+TEST(RankAttention, RefusesWhatGpusDoNotDo) {
+  Problem problem;
+  problem.tokens = 10;
+  problem.heads = 1;
+  problem.head_dim = 8;
+  problem.pattern = make_pattern(Preset::longnet, {5}, {1}, 1);
+  RankOptions options;
+  options.device.device = "cuda:0";
+  const auto refuse = [&](const Sharding& sharding, const std::vector<std::string>& parts) {
+    const auto looks_ahead = make_carried_transport(0, sharding.ranks, nullptr);
+    support::expect_refused_as<Unsupported>([&] { RankAttention(problem, sharding, *looks_ahead, options); }, parts);
+  };
+  options.strategy = Strategy::replicated;
+  refuse({.ranks = 2, .layout = Layout::striped}, {"replicated queries on GPUs", "striped", "layout"});
+  problem.pattern.gradient = Gradient::detached;
+  refuse({.ranks = 2}, {"replicated queries on GPUs", "detached", "cpu"});
+  options.strategy = Strategy::exchange;
+  options.reproducible = true;
+  refuse({.ranks = 2}, {"reproducible ranks on GPUs", "detached", "cpu"});
 }
 
 // The one row that a head takes of a segment over two ranks lies on the second: no key travels, but the query does,

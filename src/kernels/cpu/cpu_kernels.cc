@@ -54,7 +54,9 @@ class CpuKernels : public Kernels {
     sums.dv = sums_or(args.dv, "sums", context_.problem.kv_heads, carver);
     return sums;
   }
-  bool is_whole() const override { return true; }
+  bool is_whole() const override {  // backward_split.cc takes rows for positions
+    return context_.shard.pieces == std::vector{Rows{0, 1, context_.problem.tokens}};
+  }
   bool sums_are_results() const override { return context_.problem.dtype == DType::fp32; }
   void forward(const ForwardArgs& args, const ForwardStep& step) const override { cpu::forward(context_, args, step); }
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {
@@ -109,7 +111,8 @@ class CpuKernels : public Kernels {
   TensorView sums_or(const TensorView& result, const char* component, std::int64_t heads, Carver& carver) const {
     const Problem& problem = context_.problem;
     if (sums_are_results()) return result;
-    return {carver.take<float>(component, problem.batch * context_.rows() * heads * problem.head_dim), DType::fp32,
+    return {carver.take<float>(component, problem.batch * context_.rows() * heads * problem.head_dim),
+            DType::fp32,
             {problem.batch, context_.rows(), heads, problem.head_dim}};
   }
 

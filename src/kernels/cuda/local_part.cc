@@ -22,7 +22,8 @@ std::int64_t fresh_begin(const Problem& problem, const Span& document, const std
   std::int64_t unit = 1;
   for (const int b : branches) {
     const std::int64_t segment = std::min(problem.pattern.branches[static_cast<std::size_t>(b)].segment, length);
-    unit = std::min(std::lcm(unit, segment), length);
+    const std::int64_t more = segment / std::gcd(unit, segment);
+    unit = more > length / unit ? length : unit * more;
   }
   return document.begin + std::min((within + unit - 1) / unit * unit, length);
 }

@@ -10,7 +10,7 @@
 namespace annulus::cuda {
 namespace {
 
-constexpr std::int64_t kFar = std::int64_t{1} << 29;  // farther than any row of a rank
+constexpr std::int64_t kFar = std::int64_t{1} << 30;  // farther than any row of a rank
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
@@ -127,6 +127,7 @@ class Lister {
     std::int64_t step = 1;
   };
   Sight sight(const Rows& own, const Rows& other) const {
+    if (!problem_.causal) return {};
     const std::int64_t stride = other.count > 1 ? other.stride : own.count > 1 ? own.stride : 1;
     Sight sight;
     if (own.count > 1) sight.step = own.stride / stride;

@@ -93,6 +93,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
+  cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record an event"); }
   double ms_since(const Event& start) const {  // waits for this event
     check(cudaEventSynchronize(event_), "wait for an event");

@@ -183,8 +183,9 @@ class RankKernels : public Kernels {
     if (problem_.pattern.pad_like_torchscale && !problem_.causal)
       throw Unsupported(
           "ranks on GPUs have no zero keys; got pad_like_torchscale: leave it out, or compute on one GPU, or on CPUs");
-    if (options_.kernel == "rows")
-      throw Unsupported("ranks on GPUs have the kernels sm90 and mma; got rows: leave the choice to auto");
+    if (options_.kernel != "auto" && options_.kernel != "sm90" && options_.kernel != "mma")
+      throw Unsupported("ranks on GPUs have the kernels sm90 and mma; got '" + options_.kernel +
+                        "': leave the choice to auto");
   }
 
   // The rank's rows are a sequence of their own, as far as it has anything to do with them.
@@ -293,7 +294,8 @@ class RankKernels : public Kernels {
 const std::vector<PlacedList>& RankKernels::lists(bool of_keys, bool with_states, std::span<const QuerySource> queries,
                                                   std::span<const KeySource> keys, const std::vector<std::size_t>& done,
                                                   const ConstTensorView& k) const {
-  Signature signature{of_keys, with_states, static_cast<std::int64_t>(queries.size())};
+  Signature signature{of_keys, with_states, static_cast<std::int64_t>(queries.size()),
+                      static_cast<std::int64_t>(keys.size())};
   for (const QuerySource& source : queries) {
     const QueryTensors &own = source.tensors, &first = queries.front().tensors;
     sign(signature, source);
@@ -430,11 +432,7 @@ void RankKernels::backward(const BackwardArgs& args, const BackwardStep& step) c
   if (step.first) {
     if (step.dq.data != nullptr) ops::clear(step.dq, cuda_stream());
     if (step.delta == nullptr && !step.has_delta) {
-      if (is_detached())
-        throw Unsupported(
-            "reproducible ranks on GPUs need the exact gradient; got the detached one: leave one of the two out, or "
-            "use "
-            "device cpu");
+      if (is_detached()) throw std::logic_error("Delta of each branch comes from outside");
       ops::dot(args.dout, args.out, delta_factor(), memory.delta, cuda_stream());
     }
   }

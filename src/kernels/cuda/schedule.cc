@@ -263,6 +263,7 @@ class Maker {
     half.*count /= 2;
     push(half);
     half.*first += half.*count;
+    if (count == &Stretch::heads) half.state_row += std::int64_t{half.heads} * half.state_span;
     half.*count = stretch.*count - half.*count;
     push(half);
   }

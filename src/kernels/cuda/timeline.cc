@@ -35,13 +35,14 @@ class CudaTimeline final : public Timeline {
     return result;
   }
 
-  void begin(const char* what, std::int64_t bytes, cudaStream_t stream) {
+  // Returns the event that is to end it.
+  cudaEvent_t begin(const char* what, std::int64_t bytes, cudaStream_t stream) {
     recorded_.emplace_back();
     recorded_.back().what = what;
     recorded_.back().bytes = bytes;
     recorded_.back().begin.record(stream);
+    return recorded_.back().end.get();
   }
-  void end(cudaStream_t stream) { recorded_.back().end.record(stream); }
 
  private:
   struct Recorded {
@@ -59,17 +60,13 @@ class CudaTimeline final : public Timeline {
 
 std::unique_ptr<Timeline> make_timeline() { return std::make_unique<CudaTimeline>(); }
 
-Slice::Slice(const char* what, std::int64_t bytes, cudaStream_t stream)
-    : stream_(stream), recorded_(recording != nullptr) {
-  if (recorded_) recording->begin(what, bytes, stream);
+Slice::Slice(const char* what, std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
+  if (recording != nullptr) end_ = recording->begin(what, bytes, stream);
 }
 
 Slice::~Slice() {
-  if (!recorded_) return;
-  try {
-    recording->end(stream_);
-  } catch (const std::exception&) {  // a GPU that has failed has no time to tell; whoever waits for it hears why
-  }
+  // A GPU that has failed has no time to tell; whoever waits for it hears why.
+  if (end_ != nullptr && recording != nullptr) (void)cudaEventRecord(end_, stream_);
 }
 
 }  // namespace annulus::cuda

@@ -22,7 +22,7 @@ class Slice {
 
  private:
   cudaStream_t stream_;
-  bool recorded_;
+  cudaEvent_t end_ = nullptr;  // null: nobody records
 };
 
 }  // namespace annulus::cuda
