@@ -31,6 +31,7 @@ class RowSums : public testing::Test {
   }
 
   static void expect_same_bits(const std::vector<Real>& got, const std::vector<Real>& want, std::size_t columns) {
+    if (want.empty()) return;  // memcmp takes no null pointer, not even of nothing
     ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(Real)), 0)
         << columns << " columns, " << want.size() << " results";
   }
