@@ -98,9 +98,8 @@ std::unique_ptr<Transport> annulus_transport::carried(bool for_gpu) const {
 }
 
 Transport& annulus_transport::of(const Options& options, const PayloadOptions& payload) {
-  const Device device = parse_device(options.device);
-  if (!device.is_gpu || looks_ahead(callbacks_)) return *host_;
-  const int index = device.index ? *device.index : cuda::load_backend().current_device();
+  if (!parse_device(options.device).is_gpu || looks_ahead(callbacks_)) return *host_;
+  const int index = cuda::device_index(options.device);
   std::unique_ptr<Transport>& found = on_gpus_[{index, payload.payload}];
   if (!found) found = make_device_transport(carried(true), index, payload);
   return *found;

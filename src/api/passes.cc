@@ -50,14 +50,8 @@ class CpuPasses : public Passes {
 }  // namespace
 
 std::unique_ptr<Passes> make_passes(const Problem& problem, const Plan& plan, const Options& options) {
-  const Device device = parse_device(options.device);
-  if (!device.is_gpu) return std::make_unique<CpuPasses>(problem, plan, options);
-  const cuda::Backend& backend = cuda::load_backend();
-  cuda::PassOptions chosen;
-  chosen.device = device.index ? *device.index : backend.current_device();
-  if (!options.instruction_set.empty()) chosen.kernel = options.instruction_set;
-  chosen.deterministic = options.deterministic;
-  return backend.passes(problem, plan, chosen);
+  if (!parse_device(options.device).is_gpu) return std::make_unique<CpuPasses>(problem, plan, options);
+  return cuda::load_backend().passes(problem, plan, cuda::pass_options(options));
 }
 
 }  // namespace annulus

@@ -98,9 +98,7 @@ struct RankAttention::Impl {
   }
   // For one call. Freeing it waits for the device: who is in a hurry brings a workspace.
   std::unique_ptr<cuda::DeviceMemory> device_memory(std::size_t bytes) const {
-    const cuda::Backend& backend = cuda::load_backend();
-    const Device device = parse_device(options.device.device);
-    return backend.allocate(device.index ? *device.index : backend.current_device(), bytes);
+    return cuda::load_backend().allocate(cuda::device_index(options.device.device), bytes);
   }
 
   bool on_gpu() const { return parse_device(options.device.device).is_gpu; }

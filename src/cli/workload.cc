@@ -94,10 +94,9 @@ void Workload::hold_results(Pass pass) {
 }
 
 void Workload::compute_on(const std::string& device) {
-  const Device parsed = parse_device(device);
-  if (!parsed.is_gpu) return;
+  if (!parse_device(device).is_gpu) return;
   gpu_ = &cuda::load_backend();
-  gpu_index_ = parsed.index ? *parsed.index : gpu_->current_device();
+  gpu_index_ = cuda::device_index(device);
 }
 
 template <class Call>

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "annulus/errors.h"
+#include "kernels/device.h"
 
 namespace annulus::cuda {
 namespace {
@@ -43,6 +44,19 @@ std::unique_ptr<Backend> open_backend() {
 const Backend& load_backend() {
   static const std::unique_ptr<Backend> backend = open_backend();  // tried again where it fails
   return *backend;
+}
+
+int device_index(const std::string& device) {
+  const Device parsed = parse_device(device);
+  return parsed.index ? *parsed.index : load_backend().current_device();
+}
+
+PassOptions pass_options(const Options& options) {
+  PassOptions chosen;
+  chosen.device = device_index(options.device);
+  if (!options.instruction_set.empty()) chosen.kernel = options.instruction_set;
+  chosen.deterministic = options.deterministic;
+  return chosen;
 }
 
 }  // namespace annulus::cuda

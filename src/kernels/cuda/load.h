@@ -9,4 +9,8 @@ namespace annulus::cuda {
 // where there is none.
 const Backend& load_backend();
 
+// Which GPU the options mean, and what they ask of it. Both load the backend.
+int device_index(const std::string& device);  // "cuda" is the calling thread's current one
+PassOptions pass_options(const Options& options);
+
 }  // namespace annulus::cuda
