@@ -47,7 +47,7 @@ Resharding::Resharding(const Problem& problem, const Sharding& sharding, const P
       entry->problem = resolve(part);
       entry->plan = make_plan(entry->problem);
       entry->kernels = make_kernels(entry->problem, entry->plan, device,
-                                    {{Rows{0, 1, unit.rows.count}}, /*stepwise=*/true, /*keeps_states=*/true});
+                                    {{Rows{0, 1, unit.rows.count}}, /*stepwise=*/true, /*own_states=*/true});
     }
 }
 

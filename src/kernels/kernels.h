@@ -21,15 +21,16 @@ namespace annulus {
 struct Shard {
   std::vector<Rows> pieces;
   bool stepwise = false;
-  bool keeps_states = false;  // forward has one step and nobody brings states, but results may be fp32 whatever the
-                              // inputs are: kernels that need states have them in their workspace
+  // Forward has one step, nobody brings states, and results may be fp32 whatever the inputs are: kernels that need
+  // states have them in their workspace.
+  bool own_states = false;
 };
 
 // The softmax states of a rank's rows (softmax_state.h) between two steps, in the kernels' own order.
 struct SoftmaxStates {
   TensorView values;         // fp32, [batch, rows, heads, head_dim]; may be `out` itself
-  float* maximum = nullptr;  // [batch, heads, rows]
-  float* sum = nullptr;      // [batch, heads, rows]
+  float* maximum = nullptr;  // [batch, heads, rows]; on a GPU pairs of a maximum and a sum
+  float* sum = nullptr;      // [batch, heads, rows]; on a GPU null
 };
 
 struct ForwardStep {

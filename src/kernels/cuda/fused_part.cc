@@ -122,7 +122,6 @@ struct FusedPart::Impl {
 FusedPart::FusedPart(const LocalPart& part, std::int64_t rows, const DeviceInfo& device, bool with_backward)
     : impl_(std::make_unique<Impl>(part, rows, device, with_backward)) {}
 FusedPart::~FusedPart() = default;
-FusedPart::FusedPart(FusedPart&&) noexcept = default;
 
 bool FusedPart::has_backward() const { return impl_->keys.has_value(); }
 float FusedPart::log2_scale() const { return static_cast<float>(*impl_->problem().scale * 1.442695040888963407); }

@@ -17,7 +17,6 @@ class FusedPart {
   // `rows`: of the rank's memory.
   FusedPart(const LocalPart& part, std::int64_t rows, const DeviceInfo& device, bool with_backward);
   ~FusedPart();
-  FusedPart(FusedPart&&) noexcept;
 
   bool has_backward() const;
   struct Memory {

@@ -89,7 +89,7 @@ class RankKernels : public Kernels {
                         " branches: use device cpu");
     blocks_ = mma::prepare(shape_problem_, device_) * device_.multiprocessors;
     local_ = find_local_parts(problem, plan, shard);
-    if (!shard.stepwise && !shard.keeps_states && is_one_local_part()) {
+    if (!shard.stepwise && !shard.own_states && is_one_local_part()) {
       forward_.emplace(local_.front().problem, local_.front().plan,
                        ForwardOptions{.kernel = options.kernel, .sweeps = {}});
       return;
@@ -222,7 +222,7 @@ class RankKernels : public Kernels {
     memory.control = carver.take<Control>("control", 1);
     for (const auto& part : fused_)
       memory.fused.push_back(part != nullptr ? part->carve(Pass::forward, carver) : FusedPart::Memory{});
-    if (shard_.keeps_states && !has_states) memory.states = carve_states(carver, {});
+    if (shard_.own_states && !has_states) memory.states = carve_states(carver, {});
     return memory;
   }
   BackwardMemory carve_backward(Carver& carver) const {

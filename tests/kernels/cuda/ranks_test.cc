@@ -58,18 +58,18 @@ TEST_F(CudaRanks, SmallProblems) {
       }
 }
 
-// Every combination of what users choose, on a problem in which nothing divides anything.
+// Every combination of what users choose, on a problem in which nothing divides anything. (Replicated queries:
+// tests/cli/cuda_ranks_test.py.)
 TEST_F(CudaRanks, EveryLayoutAndStrategy) {
   std::uint64_t seed = 0;
   for (const int ranks : {1, 2, 3, 5, 8})
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
-      for (const Strategy strategy : {Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring,
-                                      Strategy::gather, Strategy::replicated})
+      for (const Strategy strategy :
+           {Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather})
         for (const bool causal : {false, true})
           for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
             if (strategy == Strategy::reshard && layout == Layout::striped) continue;
             if (!support::is_taken(static_cast<std::int64_t>(++seed))) continue;
-            if (strategy == Strategy::replicated) continue;  // its results are those of all rows: see below
             Problem problem;
             problem.tokens = 419;
             problem.heads = 6;
