@@ -17,8 +17,6 @@
 namespace annulus::cuda {
 namespace {
 
-Strides strides_of(const ConstTensorView& view) { return {view.stride[0], view.stride[1], view.stride[2]}; }
-
 class Range {  // in the profiler's time line
  public:
   explicit Range(const char* name) { nvtxRangePushA(name); }
@@ -110,13 +108,9 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
-  // Of dq, where it is added up.
-  SumLayout sum_layout() const {
-    const std::vector<annulus::Branch>& branches = problem.pattern.branches;
-    const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
-    return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+  std::int64_t sum_floats() const {
+    return problem.batch * problem.heads * sum_layout(problem).rows * problem.head_dim;
   }
-  std::int64_t sum_floats() const { return problem.batch * problem.heads * sum_layout().rows * problem.head_dim; }
 
   ScheduleRules rules_for(TileShape shape, int arrivals, int sums, const BackwardOptions& options) const {
     ScheduleRules rules;
@@ -249,7 +243,7 @@ struct Backward::Impl {
     launch.heads = static_cast<int>(problem.heads);
     launch.sharers = static_cast<int>(problem.heads / problem.kv_heads);
     launch.head_dim = static_cast<int>(problem.head_dim);
-    launch.scale_log2 = static_cast<float>(*problem.scale * 1.442695040888963407);
+    launch.scale_log2 = scale_log2(problem);
     g.dout = args.dout.data;
     g.dq = args.dq.data;
     g.dk = args.dk.data;
@@ -356,7 +350,7 @@ struct Backward::Impl {
     g.common.control = memory.control;
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
-    if (g.dq_sums != nullptr) g.sums = sum_layout();
+    if (g.dq_sums != nullptr) g.sums = sum_layout(problem);
     make_delta(choice, g, args, memory, stream);
     if (choice != nullptr)
       for (const Pass& pass : choice->passes)
@@ -365,6 +359,12 @@ struct Backward::Impl {
     run_rows(g, rows::GradientRows::results, choice != nullptr, stream);
   }
 };
+
+SumLayout sum_layout(const Problem& problem) {
+  const std::vector<annulus::Branch>& branches = problem.pattern.branches;
+  const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
+  return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+}
 
 Backward::Backward(const Problem& problem, const Plan& plan, const BackwardOptions& options)
     : impl_(std::make_unique<Impl>(problem, plan, options)) {}

@@ -8,6 +8,9 @@
 
 namespace annulus::cuda {
 
+// Of dq, where it is added up: for kernels, and for what reads their sums.
+SumLayout sum_layout(const Problem& problem);
+
 // Delta of eq. 7 for every row, and dq from its sums, both at the rate of memory.
 namespace delta {
 // delta = rowsum(dout * out) * factor; dq_sums, where there are any, and the counters become 0.

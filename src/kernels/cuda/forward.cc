@@ -26,8 +26,6 @@ class Range {  // in the profiler's time line
   Range& operator=(const Range&) = delete;
 };
 
-Strides strides_of(const ConstTensorView& view) { return {view.stride[0], view.stride[1], view.stride[2]}; }
-
 // A tiled kernel with its schedule on the device.
 struct Tiled {
   std::string name;
@@ -172,7 +170,7 @@ struct Forward::Impl {
     launch.heads = static_cast<int>(problem.heads);
     launch.sharers = static_cast<int>(problem.heads / problem.kv_heads);
     launch.head_dim = static_cast<int>(problem.head_dim);
-    launch.scale_log2 = static_cast<float>(*problem.scale * 1.442695040888963407);
+    launch.scale_log2 = scale_log2(problem);
     launch.output_scale = static_cast<float>(problem.pattern.output_scale);
     return launch;
   }

@@ -14,6 +14,9 @@ namespace annulus::cuda {
 
 inline constexpr int kMaxHeadDim = 512;
 
+// Of the logits, times log2 e.
+inline float scale_log2(const Problem& problem) { return static_cast<float>(*problem.scale * 1.442695040888963407); }
+
 // What a launch needs to know of the problem beside Launch.
 struct LaunchShape {
   DType dtype = DType::bf16;

@@ -10,8 +10,6 @@
 namespace annulus::cuda {
 namespace {
 
-Strides strides_of(const ConstTensorView& view) { return {view.stride[0], view.stride[1], view.stride[2]}; }
-
 const void* row_of(const ConstTensorView& view, std::int64_t row) {
   return static_cast<const std::byte*>(view.data) + row * view.stride[1] * size_of(view.dtype);
 }
@@ -75,12 +73,9 @@ struct FusedPart::Impl {
     return problem().pattern.gradient == Gradient::detached ? static_cast<std::int64_t>(part.branches.size()) : 1;
   }
 
-  SumLayout sum_layout() const {
-    const std::vector<annulus::Branch>& branches = problem().pattern.branches;
-    const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem().tokens));
-    return {problem().tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+  std::int64_t sum_floats() const {
+    return problem().batch * problem().heads * sum_layout(problem()).rows * problem().head_dim;
   }
-  std::int64_t sum_floats() const { return problem().batch * problem().heads * sum_layout().rows * problem().head_dim; }
 
   Launch common_launch(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v) const {
     Launch launch;
@@ -96,7 +91,7 @@ struct FusedPart::Impl {
     launch.heads = static_cast<int>(problem().heads);
     launch.sharers = static_cast<int>(problem().heads / problem().kv_heads);
     launch.head_dim = static_cast<int>(problem().head_dim);
-    launch.scale_log2 = static_cast<float>(*problem().scale * 1.442695040888963407);
+    launch.scale_log2 = scale_log2(problem());
     return launch;
   }
   LaunchShape launch_shape(const Tables& tables) const {
@@ -124,7 +119,7 @@ FusedPart::FusedPart(const LocalPart& part, std::int64_t rows, const DeviceInfo&
 FusedPart::~FusedPart() = default;
 
 bool FusedPart::has_backward() const { return impl_->keys.has_value(); }
-float FusedPart::log2_scale() const { return static_cast<float>(*impl_->problem().scale * 1.442695040888963407); }
+float FusedPart::log2_scale() const { return scale_log2(impl_->problem()); }
 
 FusedPart::Memory FusedPart::carve(Pass pass, Carver& carver) const {
   const Impl& own = *impl_;
@@ -201,7 +196,7 @@ bool FusedPart::backward(const BackwardArgs& args, const Gradients& gradients, c
     }
   }
   g.dq_sums = memory.dq_sums;
-  g.sums = own.sum_layout();
+  g.sums = sum_layout(problem);
   launch.control = memory.control;
   launch.sets = memory.sets;
   launch.state_sums = memory.seen;

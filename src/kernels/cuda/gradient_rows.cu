@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/backward_kernels.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/convert.cuh"
 
 namespace annulus::cuda::rows {
 namespace {
@@ -16,15 +17,6 @@ constexpr int kPerLane = kMaxHeadDim / 32;
 constexpr unsigned kAll = 0xffffffffu;
 constexpr float kLog2E = 1.442695040888963407f;
 
-__device__ float to_float(float x) { return x; }
-__device__ float to_float(__half x) { return __half2float(x); }
-__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <class T>
-__device__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
-  if constexpr (std::is_same_v<T, float>) return x;
-}
 __device__ float warp_sum(float x) {
   for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
   return x;

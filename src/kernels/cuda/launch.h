@@ -17,6 +17,8 @@ struct Strides {  // in elements; those of one head are contiguous
   std::int64_t head = 0;
 };
 
+inline Strides strides_of(const ConstTensorView& view) { return {view.stride[0], view.stride[1], view.stride[2]}; }
+
 // Zeroed on the stream before every launch.
 struct Control {
   unsigned long long next_tile = 0;

@@ -350,7 +350,7 @@ void RankKernels::run_forward(const ForwardArgs& args, const ops::States& states
   launch.v = sources.front().tensors.v.data;
   launch.heads = static_cast<int>(problem_.heads);
   launch.head_dim = static_cast<int>(problem_.head_dim);
-  launch.scale_log2 = static_cast<float>(*problem_.scale * 1.442695040888963407);
+  launch.scale_log2 = scale_log2(problem_);
   launch.control = control;
   launch.state_sums = states.sums;
   launch.state_values = states.values;
@@ -474,7 +474,7 @@ void RankKernels::backward(const BackwardArgs& args, const BackwardStep& step) c
   g.common.v = key.v.data;
   g.common.heads = static_cast<int>(problem_.heads);
   g.common.head_dim = static_cast<int>(problem_.head_dim);
-  g.common.scale_log2 = static_cast<float>(*problem_.scale * 1.442695040888963407);
+  g.common.scale_log2 = scale_log2(problem_);
   g.common.control = memory.control;
   g.dout = query.dout.data;
   g.lse = static_cast<const float*>(query.lse.data);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/row_ops.h"
 
 namespace annulus::cuda::ops {
@@ -54,16 +55,6 @@ void start(const Shape& shape, cudaStream_t stream, const F& f) {
   const std::int64_t blocks = (shape.count() + kThreads / 32 - 1) / (kThreads / 32);
   for_each_row<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 16)), kThreads, 0, stream>>>(shape, f);
   check(cudaGetLastError(), "start a kernel over rows");
-}
-
-__device__ float to_float(float x) { return x; }
-__device__ float to_float(__half x) { return __half2float(x); }
-__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <class T>
-__device__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
-  if constexpr (std::is_same_v<T, float>) return x;
 }
 
 // Calls f.operator()<T>().
