@@ -22,6 +22,7 @@ import queue
 import struct
 import threading
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -64,8 +65,10 @@ class _Job:
 
 
 class Courier:
+    """Does not keep the group: threads of gloo's that outlive it, to the end of Python, may take the process down."""
+
     def __init__(self, group: dist.ProcessGroup):
-        self.group = group
+        self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout_s = _timeout_of(group)
         self.failure: BaseException | None = None
@@ -89,6 +92,18 @@ class Courier:
             arrived=ctypes.pointer(self._arrived),
         )
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self._group()
+        if group is None:
+            raise c.TransportError("the process group is destroyed: make another, and give that one to the call")
+        return group
+
+    def end(self) -> None:
+        """Nothing is posted any more."""
+        self._jobs.put(None)
+        atexit.unregister(self._set_free)
+
     # ---- What the library calls
 
     def post(self, exchange: c.Exchange) -> None:
@@ -98,7 +113,7 @@ class Courier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="annulus-courier", daemon=True)
             self._thread.start()
-            atexit.register(self._end)
+            atexit.register(self._set_free)
         self._arrived.value = 0
         self._job = _Job(exchange)
         self._jobs.put(self._job)
@@ -159,8 +174,7 @@ class Courier:
     # ---- The thread
 
     def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 self._move(job)
             except BaseException as error:
@@ -168,15 +182,15 @@ class Courier:
             self._arrived.value = 1
             job.done.set()
 
-    def _end(self) -> None:
+    def _set_free(self) -> None:
         """A thread that still waits in gloo when Python ends would take the process down with it. After a failure one
         may: closing the connections, by a wait that times out, sets it free."""
-        job = self._job
-        if job is None or job.done.is_set():
+        job, group = self._job, self._group()
+        if job is None or job.done.is_set() or group is None:
             return
         with contextlib.suppress(RuntimeError):
             other = (self.rank + 1) % self.size
-            self.group.recv([torch.empty(1)], other, NOTE_TAG + 1).wait(datetime.timedelta(milliseconds=1))
+            group.recv([torch.empty(1)], other, NOTE_TAG + 1).wait(datetime.timedelta(milliseconds=1))
         job.done.wait(1)
 
     def _move(self, job: _Job) -> None:

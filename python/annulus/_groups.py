@@ -34,6 +34,12 @@ class Group:
         c.check(c.library().annulus_transport_create(self._courier.callbacks, ctypes.byref(transport)))
         self._transport = transport.value
 
+    def close(self) -> None:
+        """The process group is gone, and nobody can ask for a handle of it any more."""
+        self._handles.clear()  # before their transport
+        c.library().annulus_transport_destroy(self._transport)
+        self._courier.end()
+
     def check(self, status: int) -> None:
         """As the library's, but an exception that came from a callback is the cause, and Ctrl-C stays what it is."""
         cause = self._courier.failure
@@ -95,7 +101,14 @@ def group_of(name: str) -> Group:
     found = _groups.get(name)
     if found is None or found.process_group() is not there:
         found = _groups[name] = Group(there)
+        weakref.finalize(there, _close, name, found).atexit = False
     return found
+
+
+def _close(name: str, group: Group) -> None:
+    if _groups.get(name) is group:
+        del _groups[name]
+    group.close()
 
 
 def total_tokens(name: str, rows: int, shard_lengths: tuple[int, ...]) -> int:

@@ -5,7 +5,9 @@ import datetime
 import os
 import signal
 import sys
+import threading
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -167,8 +169,25 @@ def compiled(group, rank, ranks):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
 
 
+def groups_end(group, rank, ranks):
+    """A process group that is destroyed is gone, and all that was made for it: its threads must not outlive it."""
+    threads = threading.active_count()
+    for _ in range(3):
+        passing = dist.new_group(list(range(ranks)))
+        x = torch.randn(1, 6, 2, 8)
+        annulus.dilated_attention(x, x, x, [64], [1], group=passing)
+        seen = weakref.ref(passing)
+        dist.destroy_process_group(passing)
+        del passing
+        assert seen() is None
+    begin = time.monotonic()
+    while threading.active_count() > threads and time.monotonic() - begin < 60:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads, threading.enumerate()
+
+
 def all_right(group, rank, ranks):
-    for case in (helpers, plan_and_refusals, two_layer_model, every_strategy, compiled):
+    for case in (helpers, plan_and_refusals, two_layer_model, every_strategy, compiled, groups_end):
         case(group, rank, ranks)
     subgroup = dist.new_group(list(range(ranks)))  # another group in the same process
     x = torch.randn(1, 6, 2, 8, generator=torch.Generator().manual_seed(rank))
