@@ -13,6 +13,7 @@ struct annulus_rank_attention {
   annulus::RankAttention attention;
   annulus::Sharding sharding;
   annulus::Strategy wanted;
+  annulus::Transport& transport;
   std::string payload;  // the transport of a GPU's memory; empty on the CPU
 };
 
@@ -66,6 +67,17 @@ const annulus_rank_attention& target(const annulus_rank_attention* handle) {
   return deref(handle, "attention", "make one with annulus_rank_create");
 }
 
+// Arguments that cannot be read are an error of this rank alone: the others must not wait for it.
+template <class Read>
+auto read_or_abort(const annulus_rank_attention& handle, Read read) {
+  try {
+    return read();
+  } catch (const std::exception& error) {
+    handle.transport.abort(error.what());
+    throw;
+  }
+}
+
 std::string explanation(const annulus_rank_attention& handle) {
   const Problem& problem = handle.attention.problem();
   const Rates rates{.favours_whole_groups = !handle.payload.empty()};
@@ -109,7 +121,7 @@ int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* 
       const Sharding shards = to_sharding(checked_struct(sharding, "sharding"));
       const RankOptions chosen = to_rank_options(options);
       moves = &carried.of(chosen.device, to_payload(options));
-      result = new annulus_rank_attention{RankAttention(given, shards, *moves, chosen), shards, chosen.strategy,
+      result = new annulus_rank_attention{RankAttention(given, shards, *moves, chosen), shards, chosen.strategy, *moves,
                                           moves == &carried.host() ? "" : std::string(moves->name())};
     } catch (const TransportError&) {
       throw;  // the other ranks know
@@ -123,11 +135,17 @@ int annulus_rank_create(const annulus_problem* problem, const annulus_sharding* 
 void annulus_rank_destroy(annulus_rank_attention* attention) { delete attention; }
 
 int annulus_rank_forward(const annulus_rank_attention* attention, const annulus_forward_args* args) {
-  return as_status([&] { target(attention).attention.forward(to_args(checked_struct(args, "forward_args"))); });
+  return as_status([&] {
+    const annulus_rank_attention& handle = target(attention);
+    handle.attention.forward(read_or_abort(handle, [&] { return to_args(checked_struct(args, "forward_args")); }));
+  });
 }
 
 int annulus_rank_backward(const annulus_rank_attention* attention, const annulus_backward_args* args) {
-  return as_status([&] { target(attention).attention.backward(to_args(checked_struct(args, "backward_args"))); });
+  return as_status([&] {
+    const annulus_rank_attention& handle = target(attention);
+    handle.attention.backward(read_or_abort(handle, [&] { return to_args(checked_struct(args, "backward_args")); }));
+  });
 }
 
 int annulus_rank_rows(const annulus_rank_attention* attention, int64_t* rows, int64_t* query_rows) {

@@ -24,6 +24,7 @@ namespace annulus::cli {
 namespace {
 
 constexpr std::int64_t kMaxRounds = 1'000'000;
+constexpr double kMostOverall = 5;                     // times --min-seconds, rounds and all that lies between them
 constexpr double kForwardFlopPerPairAndElement = 4;    // two products
 constexpr double kBackwardFlopPerPairAndElement = 10;  // five
 
@@ -68,7 +69,9 @@ class Bench {
     }
     Measurement measurement{what, flop_per_pair * count_pairs(attention_.problem()), {}};
     double total = 0;
-    for (std::int64_t i = 0; i < kMaxRounds && (i < schedule_.repeats || total < schedule_.min_seconds); ++i) {
+    const auto start = Trace::Clock::now();
+    bool enough = false;
+    for (std::int64_t i = 0; i < kMaxRounds && (i < schedule_.repeats || !enough); ++i) {
       if (i < schedule_.repeats) progress_.step(what + ", round " + std::to_string(i + 1));
       observe_peak();
       const std::int64_t sent_before = rank_.transport.sent_bytes();
@@ -78,6 +81,8 @@ class Bench {
       count_waits(begin);
       if (i == 0) sent_bytes_ += rank_.transport.sent_bytes() - sent_before;
       total += measurement.seconds.back();
+      // What lies between the rounds takes longer than a small problem does, and must not go on for minutes.
+      enough = total >= schedule_.min_seconds || slowest(since(start)) >= kMostOverall * schedule_.min_seconds;
     }
     observe_peak();
     std::ranges::sort(measurement.seconds);
@@ -93,15 +98,22 @@ class Bench {
   }
 
  private:
-  // All ranks get the same number, so that all of them go on or stop.
   double round(Pass pass, Workload& work) {
     rank_.meet();
-    const double seconds = pass == Pass::forward ? work.forward(attention_) : work.backward(attention_);
-    own_s_ = seconds;
-    double slowest = 0;
+    own_s_ = pass == Pass::forward ? work.forward(attention_) : work.backward(attention_);
+    return slowest(own_s_);
+  }
+
+  static double since(Trace::Clock::time_point begin) {
+    return std::chrono::duration<double>(Trace::Clock::now() - begin).count();
+  }
+
+  // All ranks get the same number, so that all of them go on or stop.
+  double slowest(double seconds) {
+    double most = 0;
     for (const std::string& text : rank_.transport.all_gather(number_text(seconds, 17)))
-      slowest = std::max(slowest, std::stod(text));
-    return slowest;
+      most = std::max(most, std::stod(text));
+    return most;
   }
 
   void count_waits(Trace::Clock::time_point begin) {

@@ -35,11 +35,13 @@ Launcher forced_launcher(const std::string& name, const Environment& environment
     forced = launcher_by(environment, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     if (!forced) forced = launcher_by(environment, "mpirun", "PMI_SIZE", "PMI_RANK");
   } else if (name == "srun") {
-    forced = launcher_by(environment, "srun", "SLURM_NTASKS", "SLURM_PROCID");
+    forced = launcher_by(environment, "srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID");
+    if (!forced) forced = launcher_by(environment, "srun", "SLURM_NTASKS", "SLURM_PROCID");
   } else if (name == "torchrun") {
     forced = launcher_by(environment, "torchrun", "WORLD_SIZE", "RANK");
   } else {
-    throw InvalidArgument("--launcher must be one of auto, none, mpirun, srun, torchrun; got '" + name + "'");
+    throw InvalidArgument("--launcher must be one of auto, none, mpirun, srun, torchrun; got '" + name +
+                          "': choose one of them");
   }
   if (!forced)
     throw InvalidArgument("--launcher " + name + " needs a process that " + name + " started; got one without its " +
@@ -51,7 +53,7 @@ std::string transport_of(const RankTexts& typed, const Launcher& launcher) {
   const std::string transport = typed.transport.value_or(
       (launcher.name == "mpirun" || launcher.name == "srun") && launcher.processes > 1 ? "mpi" : "threads");
   if (transport != "threads" && transport != "mpi" && transport != "nccl")
-    throw InvalidArgument("--transport must be one of threads, mpi, nccl; got '" + transport + "'");
+    throw InvalidArgument("--transport must be one of threads, mpi, nccl; got '" + transport + "': choose one of them");
   if (transport != "threads" && !built_with_mpi())
     throw Unsupported("--transport " + transport +
                       " needs a build with MPI; this one has none: build with libopenmpi-dev installed");

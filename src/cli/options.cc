@@ -40,7 +40,8 @@ std::int64_t size_or(const Text& text, const std::string& option, std::int64_t o
 // kv_heads = 0 stands for "as many as heads" in the library; typed, it is a mistake.
 std::int64_t typed_kv_heads(const ProblemOptions& options, std::int64_t heads) {
   const std::int64_t kv_heads = size_or(options.kv_heads, "--kv-heads", heads);
-  if (kv_heads == 0) throw InvalidArgument("--kv-heads must be at least 1; got 0: leave it out for as many as --heads");
+  if (kv_heads == 0 && options.kv_heads)
+    throw InvalidArgument("--kv-heads must be at least 1; got 0: leave it out for as many as --heads");
   return kv_heads;
 }
 
@@ -261,6 +262,9 @@ Options make_machine(const MachineOptions& options) {
   if (uses_gpu(options)) {
     machine.device = options.device;
     machine.instruction_set = options.kernel;
+  } else if (options.kernel != "auto") {
+    throw InvalidArgument("--kernel is one of a GPU's; got " + options.kernel + " with --device " + options.device +
+                          ": leave it out, or choose an --instruction-set of the CPU");
   }
   if (options.threads) {
     const std::int64_t threads = parse_size_option("--threads", *options.threads);
@@ -273,11 +277,7 @@ Options make_machine(const MachineOptions& options) {
 }
 
 bool uses_gpu(const MachineOptions& options) {
-  try {
-    return parse_device(options.device).is_gpu;
-  } catch (const InvalidArgument& error) {  // one that is not there
-    throw DeviceError("--device: " + std::string(error.what()));
-  }
+  return named("--device", [&] { return parse_device(options.device).is_gpu; });
 }
 
 std::uint64_t make_seed(const ProblemOptions& options) {

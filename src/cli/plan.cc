@@ -58,10 +58,10 @@ struct Room {
   bool fits = true;
 };
 
-// A run on this machine would share its cores; ranks by MPI are taken to have a machine like this each.
+// Threads on this machine would share its cores; ranks that are processes are taken to have a machine like this each.
 int threads_of(const PlanJob& job) {
   if (job.setup.options.device.threads > 0) return job.setup.options.device.threads;
-  return job.launch.transport == "mpi" ? usable_cores() : std::max(1, usable_cores() / job.launch.ranks);
+  return job.launch.transport != "threads" ? usable_cores() : std::max(1, usable_cores() / job.launch.ranks);
 }
 
 // With --memory-limit: slots with which the largest of the ranks looked at keeps it, or the smallest ones there are.
@@ -130,7 +130,7 @@ Room room_for(const PlanJob& job, const Outlook& outlook) {
   largest = *std::ranges::max_element(all);
   if (job.setup.memory_limit) {
     room = {largest, job.setup.memory_limit, "a rank, by --memory-limit", true};
-  } else if (job.launch.transport == "mpi") {
+  } else if (job.launch.transport != "threads") {
     room = {largest, available_memory_bytes(), "a rank, with a machine like this one", true};
   } else {
     room = {traffic_of(all, job.launch.ranks).total, available_memory_bytes(), "all ranks, on this machine", true};

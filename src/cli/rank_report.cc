@@ -138,10 +138,14 @@ std::string describe_traffic(const std::vector<RankReport>& reports) {
          format_bytes(most_of(reports, &RankReport::sent_bytes)) + " by one rank\n";
 }
 
+std::string transport_text(const std::string& transport) {
+  return transport == "mpi" ? "MPI" : transport == "nccl" ? "NCCL" : transport;
+}
+
 std::string describe_ranks(const Launch& launch, const RankSetup& setup, std::int64_t slot_bytes) {
   if (launch.ranks == 1 && launch.launcher.name == "none") return "";
   return std::to_string(launch.ranks) + (launch.ranks == 1 ? " rank" : " ranks") + " by " +
-         (launch.transport == "mpi" ? "MPI" : "threads") + ", launcher " + launch.launcher.name + ", layout " +
+         transport_text(launch.transport) + ", launcher " + launch.launcher.name + ", layout " +
          std::string(name(setup.sharding.layout)) + ", strategy " + strategy_text(setup) + ", slots of " +
          format_bytes(slot_bytes) + "\n";
 }

@@ -50,6 +50,9 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
   if (typed.boundaries) setup.sharding.boundaries = parse_sizes_option("--boundaries", *typed.boundaries);
   setup.sharding = resolve(std::move(setup.sharding), problem.tokens);
   setup.options.device = make_machine(options.machine);
+  if (typed.transport == "nccl" && !uses_gpu(options.machine))
+    throw InvalidArgument("--transport nccl moves the memory of GPUs; got it with --device " + options.machine.device +
+                          ": use --device cuda, or --transport mpi");
   setup.options.device.deterministic = options.problem.deterministic;
   setup.options.reproducible = options.problem.reproducible;
   if (typed.strategy) setup.options.strategy = parse_strategy(*typed.strategy);

@@ -40,10 +40,11 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 std::string describe(const Problem& problem, const Sharding& sharding, const RankOptions& options) {
   std::ostringstream text;
   text << std::setprecision(17);
-  text << "version = " << version() << "\nranks = " << sharding.ranks << "\nlayout = " << name(sharding.layout)
+  text << "version = " << version() << "\nranks = " << sharding.ranks << "\nbatch = " << problem.batch
+       << "\ntokens = " << problem.tokens << "\nlayout = " << name(sharding.layout)
        << "\nboundaries = " << list(sharding.boundaries) << "\nstrategy = " << name(options.strategy)
-       << "\nslot_bytes = " << options.slot_bytes << "\nbatch = " << problem.batch << "\ntokens = " << problem.tokens
-       << "\nheads = " << problem.heads << "\nkv_heads = " << problem.kv_heads << "\nhead_dim = " << problem.head_dim
+       << "\nslot_bytes = " << options.slot_bytes << "\nheads = " << problem.heads
+       << "\nkv_heads = " << problem.kv_heads << "\nhead_dim = " << problem.head_dim
        << "\ndtype = " << name(problem.dtype) << "\ncausal = " << problem.causal << "\nscale = " << *problem.scale
        << "\ndocuments = " << list(problem.documents) << "\nphase = " << name(problem.pattern.phase)
        << "\ngradient = " << name(problem.pattern.gradient) << "\noutput_scale = " << problem.pattern.output_scale

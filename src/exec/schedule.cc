@@ -5,12 +5,17 @@
 namespace annulus {
 namespace {
 
-// The most that a rank may have to receive in one step, the same number on every rank: all rows of the largest shard,
-// in the form that they travel in.
-std::int64_t largest_step_bytes(const Problem& problem, const Sharding& sharding, Strategy strategy) {
+std::int64_t largest_shard_rows(const Problem& problem, const Sharding& sharding) {
   std::int64_t rows = 0;
   for (int rank = 0; rank < sharding.ranks; ++rank)
     rows = std::max(rows, count_rows(pieces_of(sharding, problem.tokens, rank)));
+  return rows;
+}
+
+// The most that a rank may have to receive in one step, the same number on every rank: all rows of the largest shard,
+// in the form that they travel in.
+std::int64_t largest_step_bytes(const Problem& problem, const Sharding& sharding, Strategy strategy,
+                                std::int64_t rows) {
   const ParcelReader reader(problem);
   const std::int64_t whole = reader.bytes({.owner = 0, .rows = {0, 1, rows}});
   if (strategy != Strategy::exchange || sharding.layout == Layout::striped) return whole;
@@ -43,9 +48,11 @@ Schedule::Schedule(const Problem& problem, const Sharding& sharding, Strategy st
                    std::int64_t slot_bytes, Cargo cargo)
     : plan_(make_rank_plan(problem, sharding, strategy, rank, cargo)) {
   if (strategy != Strategy::gather) {  // which is what its name says
+    const std::int64_t rows = largest_shard_rows(problem, sharding);
     const std::int64_t bytes =
-        largest_step_bytes(cargo == Cargo::keys ? problem : problem_of_queries(problem), sharding, strategy);
+        largest_step_bytes(cargo == Cargo::keys ? problem : problem_of_queries(problem), sharding, strategy, rows);
     slices_ = 1 + std::max<std::int64_t>(bytes - 1, 0) / std::max<std::int64_t>(slot_bytes, 1);
+    slices_ = std::min(slices_, std::max<std::int64_t>(rows, 1));  // a slice without a row moves nothing
   }
   const bool receives =
       std::any_of(plan_.steps.begin(), plan_.steps.end(), [](const Step& step) { return !step.receives.empty(); });

@@ -48,7 +48,8 @@ std::int64_t branch_bytes(const Problem& problem, const Sharding& sharding, std:
 std::int64_t most_units(const Problem& problem, std::size_t branch) {
   std::int64_t units = 0;
   for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head)
-    for (const Takers& takers : takers_of(problem, static_cast<int>(branch), kv_head)) units += takers.classes.count;
+    for (const Takers& takers : takers_of(problem, static_cast<int>(branch), kv_head))
+      units = std::min(units + std::min(takers.classes.count, kMostUnits + 1), kMostUnits + 1);  // r may be 2^63 - 1
   return units;
 }
 

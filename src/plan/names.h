@@ -28,7 +28,8 @@ Enum find_value(const NameTable<Enum, n>& table, std::string_view what, std::str
     if (entry_text == text) return entry;
     known += (known.empty() ? "" : ", ") + std::string(entry_text);
   }
-  throw InvalidArgument(std::string(what) + " must be one of " + known + "; got '" + std::string(text) + "'");
+  throw InvalidArgument(std::string(what) + " must be one of " + known + "; got '" + std::string(text) +
+                        "': choose one of them");
 }
 
 }  // namespace annulus

@@ -64,7 +64,7 @@ std::int64_t ParcelReader::most_vectors(const Parcel& parcel, std::int64_t parts
   std::int64_t count = 0;
   for (std::int64_t kv_head = 0; kv_head < problem_.kv_heads; ++kv_head)
     for (const Takers& takers : takers_[static_cast<std::size_t>(parcel.branch * problem_.kv_heads + kv_head)])
-      count += takers.classes.count == dilation ? rows : (rows + dilation - 1) / dilation;
+      count += takers.classes.count == dilation ? rows : rows / dilation + (rows % dilation != 0);  // r may be 2^63 - 1
   return count;
 }
 

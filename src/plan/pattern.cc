@@ -48,7 +48,7 @@ Pattern make_pattern(Preset preset, const std::vector<std::int64_t>& segment_len
   if (segment_lengths.size() != dilations.size())
     throw InvalidArgument("segment lengths and dilations are one each per branch; got " +
                           std::to_string(segment_lengths.size()) + " segment lengths and " +
-                          std::to_string(dilations.size()) + " dilations");
+                          std::to_string(dilations.size()) + " dilations: give as many of the one as of the other");
   if (segment_lengths.empty())
     throw InvalidArgument("a pattern has at least one branch; got none: give segment lengths and dilations");
   Pattern pattern;

@@ -1,6 +1,7 @@
 // Packed messages over TCP, a connection for every pair of ranks. On a connection travel letters, a head and a body
 // each: messages, and what ranks tell each other about how they are. A rank copies what it sends and keeps what comes
-// until it is asked for, so sending waits for nobody, and no letter is stuck behind one that nobody wants yet.
+// until it is asked for, so no letter is stuck behind one that nobody wants yet, and `wait` is over when the system has
+// taken the last byte.
 //
 // A connection that ends without a word of leave is a lost rank: the others know at once. One that is only silent is
 // found by the vigil.
@@ -69,8 +70,10 @@ class TcpCarrier final : public Carrier {
   void read(int peer);
   void open(int peer, Letter letter);
   void deliver();
+  bool is_through() const;
   void look_around();
-  void sleep(milliseconds time);
+  std::vector<pollfd> open_ends() const;
+  void sleep(milliseconds time) const;
   void flush_all(milliseconds time);
   std::vector<int> waited_for() const;
   void fail(const std::string& text);
@@ -135,7 +138,7 @@ bool TcpCarrier::poll() {
   const std::lock_guard lock(mutex_);
   progress();
   check_failure();
-  return receives_.empty();
+  return is_through();
 }
 
 void TcpCarrier::wait() {
@@ -145,22 +148,35 @@ void TcpCarrier::wait() {
   for (;;) {
     progress();
     check_failure();
-    if (receives_.empty()) break;
+    if (is_through()) break;
     look_around();
     check_failure();
+    std::vector<pollfd> ends = open_ends();
     lock.unlock();  // for abort()
-    sleep(milliseconds(2));
+    ::poll(ends.data(), ends.size(), 2);
     lock.lock();
   }
   waiting_ = false;
 }
 
-// Until something can be read.
-void TcpCarrier::sleep(milliseconds time) {
-  std::vector<pollfd> waiting;
+// All has arrived, and all is on its way: what lay here would move no further until the next call.
+bool TcpCarrier::is_through() const {
+  return receives_.empty() &&
+         std::ranges::all_of(lines_, [](const Line& each) { return !each.socket.is_open() || each.out.empty(); });
+}
+
+// To be polled: until something can be read, or more be written.
+std::vector<pollfd> TcpCarrier::open_ends() const {
+  std::vector<pollfd> ends;
   for (const Line& each : lines_)
-    if (each.socket.is_open()) waiting.push_back({each.socket.fd(), POLLIN, 0});
-  ::poll(waiting.data(), waiting.size(), static_cast<int>(time.count()));
+    if (each.socket.is_open())
+      ends.push_back({each.socket.fd(), static_cast<short>(each.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  return ends;
+}
+
+void TcpCarrier::sleep(milliseconds time) const {
+  std::vector<pollfd> ends = open_ends();
+  ::poll(ends.data(), ends.size(), static_cast<int>(time.count()));
 }
 
 void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> body) {
@@ -212,6 +228,7 @@ void TcpCarrier::read(int peer) {
         return;
       }
       from.read_bytes += static_cast<std::size_t>(count);
+      if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
       if (in_head && from.read_bytes == sizeof(Head))
         letter.body.resize(static_cast<std::size_t>(letter.head.body_bytes));
       continue;
@@ -279,6 +296,10 @@ void TcpCarrier::deliver() {
 std::vector<int> TcpCarrier::waited_for() const {
   std::vector<int> peers;
   for (const PackedMessage& receive : receives_) peers.push_back(receive.peer);
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
+    const Line& to = lines_[static_cast<std::size_t>(peer)];
+    if (to.socket.is_open() && !to.out.empty() && std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+  }
   return peers;
 }
 

@@ -382,6 +382,34 @@ TEST(CRanks, AMistakeOfOneRankReachesTheOther) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(CRanks, AMistakeInACallReachesTheOther) {
+  const annulus_sharding shards = sharding(2);
+  for (const bool forward : {true, false}) {
+    const auto transports = make_thread_group(2);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i)
+      threads.emplace_back([&, i] {
+        Rank rank;
+        const annulus_transport_callbacks functions = callbacks(*transports[static_cast<std::size_t>(i)]);
+        ASSERT_TRUE(succeeds(annulus_transport_create(&functions, &rank.transport)));
+        const annulus_problem given = problem();
+        ASSERT_TRUE(succeeds(annulus_rank_create(&given, &shards, rank.transport, nullptr, &rank.attention)));
+        Tensors own(static_cast<std::int64_t>(positions(shards, i).size()));
+        const int code = i == 1 ? ANNULUS_INVALID_ARGUMENT : ANNULUS_TRANSPORT_ERROR;
+        if (forward) {
+          auto args = own.forward();
+          if (i == 1) args.lse_count = 0;
+          EXPECT_TRUE(fails(annulus_rank_forward(rank.attention, &args), code, {"lse"}));
+        } else {
+          auto args = own.backward();
+          if (i == 1) args.struct_size = 1;
+          EXPECT_TRUE(fails(annulus_rank_backward(rank.attention, &args), code, {"backward_args"}));
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
 TEST(CRanks, RefusesNullsAndHalves) {
   annulus_transport* transport = nullptr;
   EXPECT_TRUE(fails(annulus_transport_create(nullptr, &transport), ANNULUS_INVALID_ARGUMENT, {"transport_callbacks"}));

@@ -42,7 +42,13 @@ class BadInput(CliTest):
 
     def test_what_the_device_cannot_do(self):
         self.refuse_run(["head sizes", "1 to 512", "got 513", "split"], "--head-dim", "513")
-        self.refuse_run(["fp32, bf16, fp16", "'fp8'"], "--dtype", "fp8")
+        self.refuse_run(["fp32, bf16, fp16", "'fp8'", "choose one"], "--dtype", "fp8")
+        self.refuse_run(["--device", "cpu, cuda or cuda:N", "'tpu'"], "--device", "tpu")
+        self.refuse_run(["--kernel", "a GPU's", "sm90", "--instruction-set"], "--kernel", "sm90")
+
+    def test_heads(self):
+        self.refuse_run(["heads", "at least 1", "got 0"], "--heads", "0")
+        self.refuse_run(["--kv-heads", "at least 1", "got 0"], "--kv-heads", "0")
 
     def test_documents(self):
         self.refuse_run(["cu_seqlens", "begin with 0", "got 1"], *SMALL, "--cu-seqlens", "1,40")

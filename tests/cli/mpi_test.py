@@ -131,6 +131,7 @@ class BadInput(MpiTest):
         self.refused(2, ["--ranks 3 and 2 processes", "mpirun -n 3"], 2, "run", *SMALL, "--ranks", "3")
         self.refused(2, ["mpirun started 2 processes"], 2, "run", *SMALL, "--transport", "threads")
         self.refused(2, ["2 ranks are 3 numbers", "got 2"], 2, "run", *SMALL, "--boundaries", "0,40")
+        self.refused(2, ["nccl", "GPUs", "cpu", "--transport mpi"], 2, "run", *SMALL, "--transport", "nccl")
         self.refused(3, ["--memory-limit", "give --memory-limit"], 2, "run", *SMALL, "--memory-limit", "1k", "--quiet")
 
     def test_what_rank_0_refuses_all_refuse(self):

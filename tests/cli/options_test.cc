@@ -171,7 +171,7 @@ TEST(Options, TheMachine) {
   EXPECT_NO_THROW(make_machine(parse({"--device", "cuda"}).machine));  // whether there is one shows later
   EXPECT_TRUE(uses_gpu(parse({"--device", "cuda:1"}).machine));
   EXPECT_FALSE(uses_gpu(parse({}).machine));
-  EXPECT_THROW(make_machine(parse({"--device", "tpu"}).machine), DeviceError);
+  EXPECT_THROW(make_machine(parse({"--device", "tpu"}).machine), InvalidArgument);
 }
 
 TEST(Options, Seeds) {

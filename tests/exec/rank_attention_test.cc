@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -148,6 +149,48 @@ TEST(RankAttention, QueriesThatMeetNothing) {
       problem.pattern.branches = {{.segment = 2, .dilation = 12, .classes = {2, 3, 1, 1, 2, 3}}};
       problem = resolve(problem);
       EXPECT_EQ(faults(problem, draw_inputs(problem, 7), {.ranks = 2}, {.strategy = Strategy::exchange}, {}), "");
+    }
+}
+
+// Arithmetic with a dilation must not overflow, in however many slices.
+TEST(RankAttention, TheLargestDilation) {
+  for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring})
+    for (const Phase phase : {Phase::by_head, Phase::every}) {
+      Problem problem;
+      problem.tokens = 64;
+      problem.heads = 4;
+      problem.kv_heads = 2;
+      problem.head_dim = 8;
+      problem.pattern = make_pattern(Preset::longnet, {64, 64}, {1, std::numeric_limits<std::int64_t>::max()}, 4);
+      problem.pattern.phase = phase;
+      problem = resolve(problem);
+      const Sharding sharding{.ranks = 2, .boundaries = {0, 40, 64}};
+      if (strategy == Strategy::reshard && phase == Phase::every) continue;  // one unit a class, and they are 2^63
+      for (const std::int64_t slot_bytes : {1, 700, 4096})
+        EXPECT_EQ(
+            faults(problem, draw_inputs(problem, 3), sharding, {.strategy = strategy, .slot_bytes = slot_bytes}, {}),
+            "");
+    }
+}
+
+// Sections 6 and 8: an infinite logit makes its row NaN, lse too, and the gradients of all that it sees; on which ranks
+// the parts of that row were computed cannot be seen.
+TEST(RankAttention, InfinitiesStandWhereOneRankHasThem) {
+  for (const Strategy strategy : {Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather})
+    for (const bool causal : {false, true}) {
+      Problem problem;
+      problem.tokens = 23;
+      problem.heads = 2;
+      problem.kv_heads = 2;
+      problem.head_dim = 4;
+      problem.causal = causal;
+      problem.pattern = make_pattern(Preset::longnet, {6, 23}, {1, 3}, 2);
+      problem = resolve(problem);
+      Inputs inputs = draw_inputs(problem, 11);
+      inputs.q[9 * 8] = std::numeric_limits<double>::infinity();
+      EXPECT_EQ(faults(problem, inputs, {.ranks = 3}, {.strategy = strategy}, {}), "");
+      inputs.q[9 * 8] = std::numeric_limits<double>::quiet_NaN();
+      EXPECT_EQ(faults(problem, inputs, {.ranks = 3}, {.strategy = strategy}, {}), "");
     }
 }
 

@@ -54,11 +54,13 @@ TEST(Choice, EmptyShardsHideNothing) {
 }
 
 TEST(Choice, ManyTinyClassesAreNotDealtOutUnasked) {
-  Problem problem = problem_with(1 << 20, {1 << 20}, {1 << 16});
-  problem.pattern.phase = Phase::every;
-  problem = resolve(problem);
-  const Sharding sharding = resolve({.ranks = 4}, problem.tokens);
-  EXPECT_EQ(choose_strategy(problem, sharding, Strategy::automatic).branches[0].strategy, Strategy::exchange);
+  for (const std::int64_t dilation : {std::int64_t{1} << 16, std::int64_t{1} << 62}) {  // four heads have 2^64 classes
+    Problem problem = problem_with(1 << 20, {1 << 20}, {dilation});
+    problem.pattern.phase = Phase::every;
+    problem = resolve(problem);
+    const Sharding sharding = resolve({.ranks = 4}, problem.tokens);
+    EXPECT_EQ(choose_strategy(problem, sharding, Strategy::automatic).branches[0].strategy, Strategy::exchange);
+  }
 }
 
 // 16 heads on 4: keys are fewer than queries, but where a head sees every fourth row, each key/value head sends the

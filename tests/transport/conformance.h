@@ -174,6 +174,27 @@ TEST_P(Conformance, LargeMessages) {
   });
 }
 
+// A rank that has waited may be silent for as long as it likes: what it sent is not in its hands any more.
+TEST_P(Conformance, WhatWasWaitedForMovesOnItsOwn) {
+  if (size() == 1) GTEST_SKIP() << "one rank has nobody to send to";
+  constexpr std::int64_t kBytes = (std::int64_t{32} << 20) + 11;
+  run({.timeout = 1s}, [&](Transport& transport) {
+    const int last = size() - 1;
+    Exchange exchange{.plan = 9, .step = 0, .sends = {}, .receives = {}};
+    Bytes memory(transport.rank() == 0 || transport.rank() == last ? static_cast<std::size_t>(kBytes) : 0);
+    if (transport.rank() == 0) {
+      for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = payload_byte(5, i);
+      exchange.sends.push_back({.peer = last, .blocks = {{.data = memory.data(), .run_bytes = kBytes}}});
+    } else if (transport.rank() == last) {
+      exchange.receives.push_back({.peer = 0, .bytes = memory});
+    }
+    transport.post(exchange);
+    transport.wait();
+    if (transport.rank() == 0) std::this_thread::sleep_for(1500ms);
+    EXPECT_EQ(transport.rank() == last ? first_wrong(memory, 5) : -1, -1);
+  });
+}
+
 TEST_P(Conformance, MovesWhileOtherThreadsPoll) {
   run({}, [&](Transport& transport) {
     std::atomic<bool> done{false};

@@ -94,6 +94,7 @@ class SplitBlock {
       DifferentiateTile tile;
       if (context_.problem.causal) tile.diagonal = diagonal.from(first, 0);
       if (tile.diagonal.hides_all(tile_rows.count)) return;  // all of these queries lie before
+      context_.make_progress();
       queries_.pack(tensors, wanted, block_.batch, head, tile_rows);
       queries_.enter(tile);
       keys_.enter(tile);

@@ -124,6 +124,7 @@ class CpuKernels : public Kernels {
       return;
     }
     const std::int64_t head_dim = context_.problem.head_dim;
+    if (std::isnan(x)) maximum = x;  // seen, which an empty state would not say
     if (x > maximum) {
       const float shrink = std::exp2(maximum - x);
       for (std::int64_t k = 0; k < head_dim; ++k) values[k] *= shrink;
