@@ -22,5 +22,6 @@ Command add_plan(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_report(CLI::App& app);
 
 }  // namespace annulus::cli

@@ -60,6 +60,25 @@ std::optional<std::int64_t> left_in_group(const fs::path& group) {
 
 }  // namespace
 
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string line;
+  for (std::string word; std::getline(file, word, '\0');) {
+    if (line.empty()) word = fs::path(word).filename();
+    const bool plain =
+        !word.empty() &&
+        word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=.,:/+@") ==
+            std::string::npos;
+    if (!plain) {
+      std::string quoted = "'";
+      for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+      word = quoted + "'";
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return line;
+}
+
 std::string cpu_model() {
   for (const char* key : {"model name", "Model", "Hardware", "cpu model"})
     if (const auto model = value_of("/proc/cpuinfo", key); model && !model->empty()) return *model;

@@ -15,6 +15,10 @@ struct Cache {
   std::int64_t bytes = 0;
 };
 
+// What was typed, without the folder of the tool: words with odd characters stand in quotes. Empty where the system does
+// not tell.
+std::string command_line();
+
 std::string cpu_model();
 std::vector<Cache> caches();  // of the first core; empty where the system does not tell
 

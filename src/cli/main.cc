@@ -44,14 +44,15 @@ int main_of(int argc, char** argv) {
   CLI::App app("Exact dilated attention for very long sequences.", "annulus");
   app.set_version_flag("--version", "annulus " + version());
   app.require_subcommand(1);
-  const std::vector<Command> commands = {add_info(app), add_plan(app), add_run(app), add_verify(app), add_bench(app)};
+  const std::vector<Command> commands = {add_info(app),   add_plan(app),  add_run(app),
+                                         add_verify(app), add_bench(app), add_report(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
     const std::string rule = app.get_subcommands().empty()
-                                 ? "the first word is a command, one of info, plan, run, verify, bench; got " +
+                                 ? "the first word is a command, one of info, plan, run, verify, bench, report; got " +
                                        (argc > 1 ? "'" + std::string(argv[1]) + "'" : "none")
                                  : std::string(error.what());
     return fail(kBadUsage, rule + "; see annulus --help or annulus COMMAND --help");

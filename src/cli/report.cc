@@ -107,6 +107,7 @@ Json problem_json(const CommandOptions& options, const Problem& problem, int ran
 
 Json environment_json(const std::string& instruction_set, int threads, const Launch& launch) {
   return {{"version", version()},
+          {"command", command_line()},
           {"device", "cpu"},
           {"cpu", cpu_model()},
           {"instruction_set", instruction_set},

@@ -307,6 +307,40 @@ class Verify(CliTest):
         self.assertEqual(self.report("verify", "--grid", *part)["problem"]["cases"], 4 * 2)  # phases, gradients
 
 
+class Report(CliTest):
+    def test_a_page_of_everything(self):
+        commands = {
+            "info": [],
+            "plan": [*SMALL, "--ranks", "3"],
+            "run": SMALL,
+            "verify": SMALL,
+            "bench": [*SMALL, "--ranks", "2", "--repeats", "1", "--min-seconds", "0", "--backward"],
+        }
+        for command, options in commands.items():
+            self.succeed(command, *options, "--json", f"{command}.json", "--quiet")
+        files = [f"{command}.json" for command in commands]
+        printed = self.succeed("report", *files, "--output", "page.html", "--title", "Of <all>").stdout
+        self.assertIn("drawn in page.html", printed)
+        page = (self.folder / "page.html").read_text()
+        self.assertTrue(page.startswith("<!doctype html>") and page.endswith("</html>\n"))
+        self.assertIn("Of &lt;all&gt;", page)
+        self.assertNotIn("http-equiv", page)
+        self.assertNotIn("src=", page)  # nothing to load
+        for command in commands:
+            self.assertIn(f"<h2>{command} ", page)
+            self.assertIn(f"annulus {command} ", page)  # what was typed
+        for part in "passed</b>", "fits</b>", "<svg", "Traffic of all ranks", "Checksums", "Memory of the largest rank":
+            self.assertIn(part, page)
+
+    def test_what_it_refuses(self):
+        (self.folder / "other.json").write_text('{"answer": 42}')
+        (self.folder / "half.json").write_text('{"environment": {')
+        for file in "other.json", "half.json":
+            self.refuse(2, [file, "--json"], "report", file, "--output", "y.safetensors")
+        self.refuse(2, ["missing.json"], "report", "missing.json", "--output", "y.safetensors")
+        self.refuse(2, ["FILES"], "report")
+
+
 class Bench(CliTest):
     def test_keys(self):
         report = self.report("bench", *SMALL, "--backward", "--repeats", "3", "--warmup", "0", "--min-seconds", "0")
