@@ -24,7 +24,9 @@ namespace annulus::cli {
 namespace {
 
 constexpr std::int64_t kMaxRounds = 1'000'000;
+constexpr double kPeakEvery = 0.05;                    // seconds of rounds
 constexpr double kMostOverall = 5;                     // times --min-seconds, rounds and all that lies between them
+constexpr double kLeastOverall = 2;                    // seconds
 constexpr double kForwardFlopPerPairAndElement = 4;    // two products
 constexpr double kBackwardFlopPerPairAndElement = 10;  // five
 
@@ -68,12 +70,15 @@ class Bench {
       (void)round(pass, work);
     }
     Measurement measurement{what, flop_per_pair * count_pairs(attention_.problem()), {}};
-    double total = 0;
+    double total = 0, total_at_peak = 0;
     const auto start = Trace::Clock::now();
     bool enough = false;
     for (std::int64_t i = 0; i < kMaxRounds && (i < schedule_.repeats || !enough); ++i) {
       if (i < schedule_.repeats) progress_.step(what + ", round " + std::to_string(i + 1));
-      observe_peak();
+      if (i < schedule_.repeats || total - total_at_peak > kPeakEvery) {
+        observe_peak();
+        total_at_peak = total;
+      }
       const std::int64_t sent_before = rank_.transport.sent_bytes();
       const auto begin = Trace::Clock::now();
       measurement.seconds.push_back(round(pass, work));
@@ -82,7 +87,8 @@ class Bench {
       if (i == 0) sent_bytes_ += rank_.transport.sent_bytes() - sent_before;
       total += measurement.seconds.back();
       // What lies between the rounds takes longer than a small problem does, and must not go on for minutes.
-      enough = total >= schedule_.min_seconds || slowest(since(start)) >= kMostOverall * schedule_.min_seconds;
+      enough = total >= schedule_.min_seconds ||
+               slowest(since(start)) >= std::max(kLeastOverall, kMostOverall * schedule_.min_seconds);
     }
     observe_peak();
     std::ranges::sort(measurement.seconds);

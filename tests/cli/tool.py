@@ -18,7 +18,7 @@ TOOL = os.environ.get("ANNULUS_TOOL", "annulus")
 SENTINEL = b"what was here before"
 SMALL = ["--tokens", "40", "--heads", "2", "--head-dim", "8", "--segments", "16,32", "--dilations", "1,2"]
 
-ENVIRONMENT = {"version", "device", "cpu", "instruction_set", "launcher", "transport", "ranks", "threads"}
+ENVIRONMENT = {"version", "command", "device", "cpu", "instruction_set", "launcher", "transport", "ranks", "threads"}
 SHARDING = {"ranks", "layout", "boundaries", "strategy", "slot_bytes", "memory_limit_bytes"}
 PROBLEM = {
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "segments", "dilations", "preset", "phase", "branches",
