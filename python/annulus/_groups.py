@@ -7,6 +7,7 @@ beside it that does, of the same ranks, when it is first used.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import os
 import weakref
@@ -144,6 +145,15 @@ def tell(name: str, error: BaseException) -> None:
     """The other ranks of a group, that this one has failed and why. Where they still have to meet over it, in their
     first call, they do so here."""
     group_of(name).tell(error)
+
+
+@contextlib.contextmanager
+def telling(name: str):
+    try:
+        yield
+    except Exception as error:
+        tell(name, error)
+        raise
 
 
 def group_of(name: str) -> Group:

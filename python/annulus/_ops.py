@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import sharding
-from ._groups import group_of, tell, total_tokens
+from ._groups import group_of, telling, total_tokens
 from ._handles import DTYPES, Sizes, one_rank, reference
 from ._spec import Spec
 
@@ -20,12 +20,9 @@ def _handle(q: Tensor, k: Tensor, text: str):
     batch, rows, heads, head_dim = q.shape
     if not spec.group:
         return one_rank(text, Sizes(batch, rows, heads, k.shape[2], head_dim), q.dtype, q.device)
-    try:
+    with telling(spec.group):
         tokens = total_tokens(spec.group, k.shape[1], spec.shard_lengths)
         return group_of(spec.group).handle(text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device)
-    except Exception as error:
-        tell(spec.group, error)
-        raise
 
 
 def _fp64_spec(q: Tensor, text: str) -> Spec:
@@ -166,12 +163,9 @@ def _(dout, q, k, v, out, lse, spec):
 @torch.library.custom_op("annulus::positions", mutates_args=())
 def positions(x: Tensor, group: str, layout: str, shard_lengths: Sequence[int]) -> Tensor:
     """The positions of this rank's rows ``x``, ``[batch, rows, ...]``: an operator, so that it can be compiled."""
-    try:
+    with telling(group):
         tokens = total_tokens(group, x.shape[1], tuple(shard_lengths))  # says what does not fit
         return sharding.positions(tokens, group, layout=layout, shard_lengths=shard_lengths or None, device=x.device)
-    except Exception as error:
-        tell(group, error)
-        raise
 
 
 @positions.register_fake

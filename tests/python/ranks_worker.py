@@ -303,6 +303,24 @@ def bad_tensors(group, rank, ranks):
         )
 
 
+def no_memory(group, rank, ranks):
+    """And one in the middle of a training step."""
+    from annulus._handles import Handle
+
+    def none_left(self, which, device):
+        raise MemoryError("no room")
+
+    x = torch.randn(1, 20, 2, 8, requires_grad=True)
+    loss = annulus.dilated_attention(x, x, x, [64], [1], group=group).sum()
+    room = Handle._room
+    if rank == 1:
+        Handle._room = none_left
+        expect(MemoryError, loss.backward, "no room")
+        Handle._room = room
+    else:
+        expect_transport_error(loss.backward, "rank 1 gave up", "no room")
+
+
 def uneven_rows(group, rank, ranks):
     """Without shard_lengths ranks take it that all have as many rows; the error says so."""
     x = torch.randn(1, 20 + rank, 2, 8)
@@ -358,16 +376,8 @@ def killed(group, rank, ranks):
 
 def all_wrong(world, rank, ranks):
     """A group fails and harms nothing else in the process: each case has one of its own. The last one ends a rank."""
-    for case in (
-        disagreement,
-        other_calls,
-        bad_argument,
-        bad_tensors,
-        uneven_rows,
-        callback_exception,
-        stopped,
-        killed,
-    ):
+    mistakes = (disagreement, other_calls, bad_argument, bad_tensors, no_memory, uneven_rows)
+    for case in (*mistakes, callback_exception, stopped, killed):
         seconds = 4 if case is stopped else 120
         group = dist.new_group(list(range(ranks)), timeout=datetime.timedelta(seconds=seconds))
         case(group, rank, ranks)
