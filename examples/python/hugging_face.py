@@ -17,12 +17,17 @@ import annulus
 
 
 def attention_function(segment_lengths, dilation_rates, **options):
-    """An attention of the Hugging Face signature. Key/value heads may be fewer; masks beyond causal are not for it."""
+    """An attention of the Hugging Face signature. Key/value heads may be fewer; sequences are not padded."""
 
-    def attend(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, **_):
+    def attend(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, is_causal=None, **_):
         if dropout and module.training:
             raise ValueError(f"dilated attention has no dropout; got {dropout}: set attention_dropout to 0")
-        causal = getattr(module, "is_causal", False)
+        if attention_mask is not None:
+            raise ValueError(
+                f"dilated attention takes no mask; got one of shape {list(attention_mask.shape)}: pack documents by "
+                "cu_seqlens instead of padding them"
+            )
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # views: heads stay contiguous, nothing is copied
         out = annulus.dilated_attention(
             q, k, v, segment_lengths, dilation_rates, causal=causal, softmax_scale=scaling, **options

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _ops
 from ._handles import Handle
@@ -21,6 +22,9 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
         type(q) in _PLAIN
         and type(k) in _PLAIN
         and type(v) in _PLAIN
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # views that mean -x
+        and not q.is_meta
+        and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
         and not torch.autograd._profiler_enabled()
@@ -51,7 +55,9 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, *_):
         q, k, v, out, lse = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_plain(dout, q, k):  # the operator says that there is no second derivative
+        # The operator says that there is no second derivative, and sees the tensors of a batch of gradients.
+        batched = torch._C._functorch.is_legacy_batchedtensor(dout)
+        if torch.is_grad_enabled() or batched or not is_plain(dout, q, k):
             dq, dk, dv = _ops.backward(dout, q, k, v, out, lse, ctx.spec)
         else:
             dq, dk, dv = ctx.handle.backward(dout, q, k, v, out, lse)

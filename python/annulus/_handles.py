@@ -178,6 +178,20 @@ class RankHandle(Handle):
     def _check(self, status: int) -> None:
         self._group.check(status)
 
+    def forward(self, *tensors):
+        try:
+            return super().forward(*tensors)
+        except Exception as error:  # no memory, say
+            self._group.tell(error)
+            raise
+
+    def backward(self, *tensors):
+        try:
+            return super().backward(*tensors)
+        except Exception as error:
+            self._group.tell(error)
+            raise
+
     def traffic(self, which: int) -> tuple[int, int]:
         sent, received = ctypes.c_int64(), ctypes.c_int64()
         self._ask("traffic", which, ctypes.byref(sent), ctypes.byref(received))

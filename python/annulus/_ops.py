@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import sharding
-from ._groups import group_of, process_group, total_tokens
+from ._groups import group_of, telling, total_tokens
 from ._handles import DTYPES, Sizes, one_rank, reference
 from ._spec import Spec
 
@@ -20,8 +20,9 @@ def _handle(q: Tensor, k: Tensor, text: str):
     batch, rows, heads, head_dim = q.shape
     if not spec.group:
         return one_rank(text, Sizes(batch, rows, heads, k.shape[2], head_dim), q.dtype, q.device)
-    tokens = total_tokens(spec.group, k.shape[1], spec.shard_lengths)
-    return group_of(spec.group).handle(text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device)
+    with telling(spec.group):
+        tokens = total_tokens(spec.group, k.shape[1], spec.shard_lengths)
+        return group_of(spec.group).handle(text, Sizes(batch, tokens, heads, k.shape[2], head_dim), q.dtype, q.device)
 
 
 def _fp64_spec(q: Tensor, text: str) -> Spec:
@@ -35,10 +36,68 @@ def _fp64_spec(q: Tensor, text: str) -> Spec:
     return spec
 
 
-def _check_dtype(q: Tensor) -> None:
-    if q.dtype not in DTYPES and q.dtype != torch.float64:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, replicated: bool = False) -> None:
+    a, b = q.shape, k.shape
+    fit = (
+        len(a) == len(b) == 4
+        and b == v.shape
+        and a[0] == b[0]
+        and (replicated or a[1] == b[1])
+        and a[3] == b[3]
+        and b[2] > 0
+        and a[2] % b[2] == 0
+        and q.device == k.device == v.device
+        and q.dtype == k.dtype == v.dtype
+        and (q.dtype in DTYPES or q.dtype == torch.float64)
+    )
+    if not fit:
+        _refuse(q, k, v, replicated)
+
+
+def _refuse(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
+    """The first rule that the tensors break."""
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
-            f"q, k and v must be of torch.float32, bfloat16, float16 or (CPU) float64; got {q.dtype}: convert them"
+            "q, k and v must have the shape [batch, tokens, heads, head_dim]; got "
+            f"{q.dim()}, {k.dim()} and {v.dim()} dimensions: use view or unflatten"
+        )
+    if k.shape != v.shape:
+        raise ValueError(
+            f"k and v must have the same shape; got {list(k.shape)} and {list(v.shape)}: project them alike"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or (q.shape[1] != k.shape[1] and not replicated):
+        raise ValueError(
+            f"q and k must agree in batch, tokens and head_dim; got {list(q.shape)} and {list(k.shape)}: heads alone "
+            "may differ"
+        )
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError(
+            f"the heads of q must be a multiple of those of k and v; got {q.shape[2]} and {k.shape[2]}: choose a "
+            "number of key/value heads that divides the heads"
+        )
+    if q.device != k.device or q.device != v.device:
+        raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device} and {v.device}: move them")
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise ValueError(f"q, k and v must be of one type; got {q.dtype}, {k.dtype} and {v.dtype}: convert them")
+    raise ValueError(
+        f"q, k and v must be of torch.float32, bfloat16, float16 or (CPU) float64; got {q.dtype}: convert them"
+    )
+
+
+def _check_results(dout: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> None:
+    batch, tokens, heads, _ = q.shape
+    fit = (
+        dout.shape == out.shape == q.shape
+        and dout.dtype == out.dtype == q.dtype
+        and lse.shape == (batch, heads, tokens)
+        and lse.dtype == _lse_dtype(q)
+        and dout.device == out.device == lse.device == q.device
+    )
+    if not fit:
+        shown = ", ".join(f"{list(x.shape)} in {x.dtype} on {x.device}" for x in (q, dout, out, lse))
+        raise ValueError(
+            f"dout and out must be like q, and lse [batch, heads, tokens] in {_lse_dtype(q)}; got {shown} for q, dout, "
+            "out and lse: give those of annulus::forward"
         )
 
 
@@ -51,8 +110,13 @@ _library = torch.library.Library("annulus", "DEF")
 _library.define("forward(Tensor q, Tensor k, Tensor v, str spec) -> (Tensor, Tensor)")
 
 
+def _replicated(text: str) -> bool:
+    spec = Spec.read(text)
+    return bool(spec.group) and spec.strategy == "replicated"
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, spec: str) -> tuple[Tensor, Tensor]:
-    _check_dtype(q)
+    check_tensors(q, k, v, _replicated(spec))
     if q.dtype == torch.float64:
         problem = _fp64_spec(q, spec)
         if q.numel() > 0:
@@ -72,6 +136,7 @@ def _like_results(q: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("annulus::forward", lib=_library)
 def _(q, k, v, spec):
+    check_tensors(q, k, v, _replicated(spec))
     return _like_results(q)
 
 
@@ -79,6 +144,8 @@ def _(q, k, v, spec):
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: str
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_tensors(q, k, v, _replicated(spec))
+    _check_results(dout, q, out, lse)
     if q.dtype == torch.float64:
         problem = _fp64_spec(q, spec)
         if q.numel() > 0:
@@ -94,16 +161,15 @@ def _(dout, q, k, v, out, lse, spec):
 
 
 @torch.library.custom_op("annulus::positions", mutates_args=())
-def positions(x: Tensor, tokens: int, group: str, layout: str, shard_lengths: Sequence[int]) -> Tensor:
+def positions(x: Tensor, group: str, layout: str, shard_lengths: Sequence[int]) -> Tensor:
     """The positions of this rank's rows ``x``, ``[batch, rows, ...]``: an operator, so that it can be compiled."""
-    total_tokens(group, x.shape[1], tuple(shard_lengths))  # says what does not fit
-    return sharding.positions(
-        tokens, process_group(group), layout=layout, shard_lengths=shard_lengths or None, device=x.device
-    )
+    with telling(group):
+        tokens = total_tokens(group, x.shape[1], tuple(shard_lengths))  # says what does not fit
+        return sharding.positions(tokens, group, layout=layout, shard_lengths=shard_lengths or None, device=x.device)
 
 
 @positions.register_fake
-def _(x, tokens, group, layout, shard_lengths):
+def _(x, group, layout, shard_lengths):
     return x.new_empty((x.shape[1],), dtype=torch.int64)
 
 
@@ -121,3 +187,35 @@ def _differentiate(ctx, dout, dlse):
 
 
 torch.library.register_autograd("annulus::forward", _differentiate, setup_context=_setup_context, lib=_library)
+
+
+class Transformed(torch.autograd.Function):
+    """annulus::forward once more, in the form in which torch.func's transforms (grad, vjp, jacrev, vmap) can use it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, spec):
+        return forward(q, k, v, spec)
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return *_TransformedBackward.apply(dout, *ctx.saved_tensors, ctx.spec), None
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(dout, q, k, v, out, lse, spec):
+        return backward(dout, q, k, v, out, lse, spec)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError("dilated attention has no second derivative: detach the first, or take it outside")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _eager, _ops
-from ._groups import name_of
+from ._groups import name_of, tell
 from ._handles import DTYPES, MOST_HANDLES, Handle, Sizes, one_rank, wants_determinism
-from ._spec import make_spec
+from ._spec import Options, make_spec, number, whole_numbers
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from typing_extensions import Unpack
 
 _cached_spec = functools.lru_cache(maxsize=1024)(make_spec)
 
@@ -25,47 +27,53 @@ def dilated_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    segment_lengths: Sequence[int] | None = None,
-    dilation_rates: Sequence[int] | None = None,
+    segment_lengths: Sequence[int] | Tensor | None = None,
+    dilation_rates: Sequence[int] | Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
-    **options: Any,
+    group: dist.ProcessGroup | dist.DeviceMesh | str | None = None,
+    segment_length: Sequence[int] | Tensor | None = None,
+    dilated_ratio: Sequence[int] | Tensor | None = None,
+    **options: Unpack[Options],
 ) -> Tensor: ...
 @overload
 def dilated_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    segment_lengths: Sequence[int] | None = None,
-    dilation_rates: Sequence[int] | None = None,
+    segment_lengths: Sequence[int] | Tensor | None = None,
+    dilation_rates: Sequence[int] | Tensor | None = None,
     *,
     return_lse: Literal[True],
-    **options: Any,
+    group: dist.ProcessGroup | dist.DeviceMesh | str | None = None,
+    segment_length: Sequence[int] | Tensor | None = None,
+    dilated_ratio: Sequence[int] | Tensor | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]: ...
 def dilated_attention(  # type: ignore[misc]  # the overloads name what decides the type of the result
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    segment_lengths: Sequence[int] | None = None,
-    dilation_rates: Sequence[int] | None = None,
+    segment_lengths: Sequence[int] | Tensor | None = None,
+    dilation_rates: Sequence[int] | Tensor | None = None,
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
     phase: str | None = None,
     gradient: str | None = None,
     preset: str | None = None,
-    classes: Sequence[Sequence[int]] | None = None,
+    classes: Sequence[Sequence[int]] | Tensor | None = None,
     pad_like_torchscale: bool = False,
     cu_seqlens: Sequence[int] | Tensor | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
-    group: dist.ProcessGroup | str | None = None,
+    group: dist.ProcessGroup | dist.DeviceMesh | str | None = None,
     layout: str = "contiguous",
-    shard_lengths: Sequence[int] | None = None,
+    shard_lengths: Sequence[int] | Tensor | None = None,
     strategy: str = "auto",
     reproducible: bool = False,
-    segment_length: Sequence[int] | None = None,
-    dilated_ratio: Sequence[int] | None = None,
+    segment_length: Sequence[int] | Tensor | None = None,
+    dilated_ratio: Sequence[int] | Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact dilated attention: one softmax over the keys of all branches, for any sizes.
 
@@ -91,11 +99,13 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
         return_lse: also return the log of the softmax denominators, which carry no gradient.
         group: a torch.distributed process group over which the sequence is spread: all ranks call with their own rows
             of ``q``, ``k`` and ``v`` and get their own rows back, those that one rank alone would have computed. Of
-            gloo or NCCL, on CPUs or GPUs.
+            gloo or NCCL, on CPUs or GPUs. Its name will do, or a DeviceMesh of one dimension.
         layout: who has which positions: ``"contiguous"``, ``"zigzag"`` or ``"striped"``; see `annulus.shard`.
         shard_lengths: the rows of every rank; None: all ranks have as many.
         strategy: how keys meet queries: ``"auto"``, ``"exchange"``, ``"reshard"``, ``"ring"``, ``"gather"`` or
-            ``"replicated"`` (all ranks have all of ``q``, and their own rows of ``k`` and ``v``).
+            ``"replicated"``: all ranks have all of ``q``, and their own rows of ``k`` and ``v``. All get the same
+            ``out``, and the same gradient of it has to come back on all; then so is that of ``q``, whole on every rank
+            and not to be summed over them.
         reproducible: the same bits for every number of ranks.
 
     Returns:
@@ -107,36 +117,76 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
         NotImplementedError: right in principle, but not on this device or in this version.
         annulus.TransportError: a rank of the group was lost, gave up or was given something else.
     """
-    if segment_lengths is None:
-        segment_lengths = segment_length
-    if dilation_rates is None:
-        dilation_rates = dilated_ratio
-    if isinstance(cu_seqlens, Tensor):
-        cu_seqlens = cu_seqlens.tolist()
-    name = "" if group is None else name_of(group)
     compiling = torch.compiler.is_compiling()
-    if not compiling:  # lists become keys of caches
-        segment_lengths, dilation_rates = _hashable(segment_lengths), _hashable(dilation_rates)
-        cu_seqlens, shard_lengths = _hashable(cu_seqlens), _hashable(shard_lengths)
-        classes = None if classes is None else tuple([_hashable(each) for each in classes])
-    # In the order of make_spec.
-    options = (
-        segment_lengths, dilation_rates, causal, softmax_scale, phase, gradient, preset, classes, pad_like_torchscale,
-        cu_seqlens, deterministic, name, layout, shard_lengths, strategy, reproducible,
-    )  # fmt: skip
-    if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
-        handle, spec = _handle_of(q, k, v, options)
-        if handle is not None:
-            return _eager.attend(q, k, v, handle, spec, return_lse)
-    _check_tensors(q, k, v, replicated=strategy == "replicated" and group is not None)
-    spec = make_spec(*options) if compiling else _cached_spec(*options)
-    q, k, v = _autocast(q, k, v)
-    out, lse = _ops.forward(q, k, v, spec)
-    return (out, lse.detach()) if return_lse else out
+    name = "" if group is None else name_of(group)
+    try:
+        if segment_length is not None or dilated_ratio is not None:
+            segment_lengths = _either("segment_lengths", segment_lengths, "segment_length", segment_length)
+            dilation_rates = _either("dilation_rates", dilation_rates, "dilated_ratio", dilated_ratio)
+        if not name and (shard_lengths is not None or strategy == "replicated"):
+            shard_lengths = _on_one_rank(k, group is not None, shard_lengths, strategy)
+        if not compiling:
+            segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale = _keys(
+                segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale
+            )
+        # In the order of make_spec.
+        options = (
+            segment_lengths, dilation_rates, bool(causal), softmax_scale, phase, gradient, preset, classes,
+            pad_like_torchscale, cu_seqlens, deterministic, name, layout, shard_lengths, strategy, reproducible,
+        )  # fmt: skip
+        if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
+            handle, spec = _handle_of(q, k, v, options)
+            if handle is not None:
+                return _eager.attend(q, k, v, handle, spec, return_lse)
+        if not compiling:
+            _check_forward_mode(q, k, v)
+        spec = make_spec(*options) if compiling else _cached_spec(*options)
+        q, k, v = _autocast(q, k, v)
+        transformed = not compiling and torch._C._are_functorch_transforms_active()
+        out, lse = (_ops.Transformed.apply if transformed else _ops.forward)(q, k, v, spec)
+        return (out, lse.detach()) if return_lse else out
+    except Exception as error:
+        if name and not compiling:  # the other ranks must not wait for this one
+            tell(name, error)
+        raise
 
 
-def _hashable(values):
-    return tuple(values) if type(values) is list else values
+def _either(name: str, values, other_name: str, other):
+    if values is not None and other is not None:
+        raise ValueError(f"{name} and torchscale's {other_name} are the same; got both: give one of them")
+    return other if values is None else values
+
+
+def _on_one_rank(k: Tensor, has_group: bool, shard_lengths, strategy: str) -> None:
+    """What is for ranks alone must not be dropped in silence."""
+    if not has_group:
+        given = "shard_lengths" if shard_lengths is not None else f"strategy={strategy!r}"
+        raise ValueError(f"{given} is for a sequence over ranks; got it without a group: give group, or leave it out")
+    if shard_lengths is not None and whole_numbers("shard_lengths", shard_lengths) != (k.shape[1],):
+        raise ValueError(
+            f"shard_lengths must be [{k.shape[1]}] for the {k.shape[1]} rows of a group of one rank; got "
+            f"{shard_lengths}: give the rows of every rank, in order"
+        )
+
+
+def _keys(segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale) -> tuple:
+    """By their values, as keys of caches."""
+    return (
+        None if segment_lengths is None else whole_numbers("segment_lengths", segment_lengths),
+        None if dilation_rates is None else whole_numbers("dilation_rates", dilation_rates),
+        None if classes is None else tuple([whole_numbers("classes", each) for each in classes]),
+        None if cu_seqlens is None else whole_numbers("cu_seqlens", cu_seqlens),
+        None if shard_lengths is None else whole_numbers("shard_lengths", shard_lengths),
+        softmax_scale if type(softmax_scale) is float else number("softmax_scale", softmax_scale),
+    )
+
+
+def _check_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        raise NotImplementedError(
+            "dilated attention has no forward-mode derivative; got an input with a tangent: use reverse mode, as "
+            "torch.autograd.grad, torch.func.vjp and jacrev do"
+        )
 
 
 # What has been checked once: by all that the checks look at, and all that decides which handle it is.
@@ -151,7 +201,7 @@ def _handle_of(q: Tensor, k: Tensor, v: Tensor, options: tuple) -> tuple[Handle 
     )  # fmt: skip
     found = _known.get(key)
     if found is None:
-        _check_tensors(q, k, v, replicated=False)
+        _ops.check_tensors(q, k, v)
         spec = _cached_spec(*options)
         sizes = Sizes(*q.shape[:3], k.shape[2], q.shape[3])
         found = (one_rank(spec, sizes, q.dtype, q.device) if q.dtype in DTYPES else None), spec
@@ -162,52 +212,9 @@ def _handle_of(q: Tensor, k: Tensor, v: Tensor, options: tuple) -> tuple[Handle 
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast as matrix products are: in its type, but for float64."""
+    """Under autocast as matrix products are: each in its type, but for float64."""
     device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
-    a, b = q.shape, k.shape
-    fit = (
-        len(a) == len(b) == 4
-        and b == v.shape
-        and a[0] == b[0]
-        and (replicated or a[1] == b[1])
-        and a[3] == b[3]
-        and b[2] > 0
-        and a[2] % b[2] == 0
-        and q.device == k.device == v.device
-        and (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type))
-    )
-    if not fit:
-        _refuse(q, k, v, replicated)
-
-
-def _refuse(q: Tensor, k: Tensor, v: Tensor, replicated: bool) -> None:
-    """The first rule that the tensors break."""
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise ValueError(
-            "q, k and v must have the shape [batch, tokens, heads, head_dim]; got "
-            f"{q.dim()}, {k.dim()} and {v.dim()} dimensions: use view or unflatten"
-        )
-    if k.shape != v.shape:
-        raise ValueError(
-            f"k and v must have the same shape; got {list(k.shape)} and {list(v.shape)}: project them alike"
-        )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or (q.shape[1] != k.shape[1] and not replicated):
-        raise ValueError(
-            f"q and k must agree in batch, tokens and head_dim; got {list(q.shape)} and {list(k.shape)}: heads alone "
-            "may differ"
-        )
-    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
-        raise ValueError(
-            f"the heads of q must be a multiple of those of k and v; got {q.shape[2]} and {k.shape[2]}: choose a "
-            "number of key/value heads that divides the heads"
-        )
-    if q.device != k.device or q.device != v.device:
-        raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device} and {v.device}: move them")
-    raise ValueError(f"q, k and v must be of one type; got {q.dtype}, {k.dtype} and {v.dtype}: convert them")
+    return tuple([x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)])  # type: ignore[return-value]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import _library as c
-from ._handles import Sizes, make_rank, one_rank
-from ._spec import Spec, make_spec
+from ._handles import DTYPES, Sizes, make_rank, one_rank
+from ._spec import Options, Spec, check_names, make_spec
+from .sharding import check_place, checked_lengths
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,31 +73,32 @@ def plan(
     device: torch.device | str = "cpu",
     ranks: int = 1,
     rank: int = 0,
-    shard_lengths: Sequence[int] | None = None,
-    **options,
+    **options: Unpack[Options],
 ) -> Plan:
     """Memory and traffic of one rank's forward and backward, to the byte, without allocating or sending anything.
 
     Args:
         tokens: of the whole sequence; the other sizes are those of ``q`` and ``k``.
         ranks, rank: how many ranks share the sequence, and which of them is asked about.
-        options: the pattern, layout and strategy, by the names of `annulus.dilated_attention`.
+        options: the pattern, layout, shard_lengths and strategy, by the names of `annulus.dilated_attention`.
     """
-    text = make_spec(segment_lengths, dilation_rates, shard_lengths=shard_lengths, **options)
+    check_names("annulus.plan", options)
+    text = make_spec(segment_lengths, dilation_rates, **options)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32, bfloat16 or float16; got {dtype}: plan for one of these")
+    check_place(rank, ranks)
+    spec = Spec.read(text)
+    checked_lengths(tokens, ranks, spec.layout, spec.shard_lengths or None)
     sizes = Sizes(batch, tokens, heads, heads if kv_heads is None else kv_heads, head_dim)
     where = torch.device(device)
     if ranks == 1:
         handle = one_rank(text, sizes, dtype, where)
         return _plan_of(handle, lambda which: (0, 0))
-    if shard_lengths is not None and (len(shard_lengths) != ranks or sum(shard_lengths) != tokens):
-        raise ValueError(
-            f"shard_lengths must be {ranks} numbers, one a rank, that sum to tokens = {tokens}; got {shard_lengths}"
-        )
     transport = ctypes.c_void_p()
     callbacks = c.TransportCallbacks(rank=rank, size=ranks)
     c.check(c.library().annulus_transport_create(callbacks, ctypes.byref(transport)))
     try:
-        ahead = make_rank(transport, _Foresight(), Spec.read(text), sizes, dtype, where, ranks)
+        ahead = make_rank(transport, _Foresight(), spec, sizes, dtype, where, ranks)
         result = _plan_of(ahead, ahead.traffic)
         del ahead  # before its transport
         return result

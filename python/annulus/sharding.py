@@ -10,16 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _library as c
+from ._groups import process_group_of
 from ._handles import make_sharding
-from ._spec import check_choice
+from ._spec import check_choice, whole_numbers
 
 
 def positions(
     tokens: int,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | dist.DeviceMesh | str | None = None,
     *,
     layout: str = "contiguous",
-    shard_lengths: Sequence[int] | None = None,
+    shard_lengths: Sequence[int] | Tensor | None = None,
     rank: int | None = None,
     ranks: int | None = None,
     device: torch.device | str | None = None,
@@ -28,14 +29,17 @@ def positions(
 
     Args:
         tokens: of the whole sequence.
-        group: whose rank this process is; or give ``rank`` and ``ranks``. None of them: one rank.
+        group: whose rank this process is, or its name; or give ``rank`` and ``ranks``. None of them: one rank.
         layout: ``"contiguous"`` blocks, ``"zigzag"`` (rank g has blocks g and 2p - 1 - g of 2p: a causal load that is
             even) or ``"striped"`` (t mod p).
         shard_lengths: the rows of every rank, contiguous layout; None: as even as whole rows allow.
     """
     rank, ranks = _place(group, rank, ranks)
-    lengths = _checked_lengths(tokens, ranks, layout, shard_lengths)
-    sharding = make_sharding(ranks, check_choice("layout", layout, c.LAYOUTS), lengths)
+    if tokens < 0:
+        raise ValueError(f"tokens must be at least 0; got {tokens}: give those of the whole sequence")
+    check_choice("layout", layout, c.LAYOUTS)
+    lengths = checked_lengths(tokens, ranks, layout, shard_lengths)
+    sharding = make_sharding(ranks, layout, lengths)
     count = ctypes.c_size_t()
     found = torch.empty(tokens // ranks + 2 if not lengths else lengths[rank], dtype=torch.int64)
     call = c.library().annulus_positions
@@ -45,19 +49,34 @@ def positions(
 
 def _place(group, rank, ranks) -> tuple[int, int]:
     if group is not None:
-        return dist.get_rank(group) if rank is None else rank, dist.get_world_size(group)
+        if ranks is not None:
+            raise ValueError(f"ranks are those of the group where one is given; got ranks = {ranks} too: leave it out")
+        there = process_group_of(group)
+        return dist.get_rank(there) if rank is None else rank, dist.get_world_size(there)
     if (rank is None) != (ranks is None):
         raise ValueError(f"rank and ranks go together; got {rank} and {ranks}: give both, or a group")
-    return (0, 1) if rank is None or ranks is None else (rank, ranks)
+    if rank is None or ranks is None:
+        return 0, 1
+    check_place(rank, ranks)
+    return rank, ranks
 
 
-def _checked_lengths(tokens: int, ranks: int, layout: str, shard_lengths) -> tuple[int, ...]:
+def check_place(rank: int, ranks: int) -> None:
+    if ranks < 1 or not 0 <= rank < ranks:
+        raise ValueError(
+            f"ranks must be at least 1, and rank lies in [0, ranks); got rank {rank} of {ranks}: count from 0"
+        )
+
+
+def checked_lengths(tokens: int, ranks: int, layout: str, shard_lengths) -> tuple[int, ...]:
+    """Empty where the layout says them."""
     if shard_lengths is None:
         return ()
-    lengths = tuple(int(length) for length in shard_lengths)
+    lengths = whole_numbers("shard_lengths", shard_lengths)
     if len(lengths) != ranks or sum(lengths) != tokens or min(lengths) < 0:
         raise ValueError(
-            f"shard_lengths must be {ranks} numbers, one a rank, that sum to tokens = {tokens}; got {list(lengths)}"
+            f"shard_lengths must be {ranks} numbers, one a rank, that sum to tokens = {tokens}; got {list(lengths)}: "
+            "give the rows of every rank, in order"
         )
     if layout != "contiguous":
         even = tuple(positions(tokens, rank=rank, ranks=ranks, layout=layout).numel() for rank in range(ranks))
@@ -72,11 +91,11 @@ def _checked_lengths(tokens: int, ranks: int, layout: str, shard_lengths) -> tup
 
 def shard(
     x: Tensor,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | dist.DeviceMesh | str,
     *,
     dim: int = 1,
     layout: str = "contiguous",
-    shard_lengths: Sequence[int] | None = None,
+    shard_lengths: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
     """This rank's rows of a tensor that all ranks have whole: ``[..., tokens, ...]`` to ``[..., rows, ...]``.
 
@@ -90,18 +109,18 @@ def shard(
 
 def unshard(
     x: Tensor,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | dist.DeviceMesh | str,
     *,
     dim: int = 1,
     layout: str = "contiguous",
-    shard_lengths: Sequence[int] | None = None,
+    shard_lengths: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
     """The whole tensor on every rank from each one's rows, the inverse of `shard`. A collective.
 
     Differentiable, under the rule that the loss is the sum of the losses of all ranks: the gradients that the ranks
     have for a row are summed.
     """
-    return _Unshard.apply(x, group, dim, layout, shard_lengths)
+    return _Unshard.apply(x, process_group_of(group), dim, layout, shard_lengths)
 
 
 class _Unshard(torch.autograd.Function):

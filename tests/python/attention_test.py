@@ -1,7 +1,9 @@
 """dilated_attention on the CPU against the definition, in every shape and layout that users bring, and its refusals."""
 
 import math
+import re
 
+import numpy
 import oracle
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as draw
 
 import annulus
+from annulus._spec import make_spec
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3, torch.float64: 1e-12}
 
@@ -158,6 +161,29 @@ def test_autocast(enabled):
     assert torch.equal(out, annulus.dilated_attention(*(x.to(enabled) for x in (q, k, v)), [8, 37], [1, 3]))
 
 
+def test_autocast_leaves_float64_alone():
+    q, k, v = tensors(requires_grad=False)
+    with torch.autocast("cpu"):
+        assert annulus.dilated_attention(*(x.double() for x in (q, k, v)), [8], [1]).dtype == torch.float64
+        for mixed in ((q.double(), k, v), (q, k.double(), v)):
+            with pytest.raises(ValueError, match="one type"):
+                annulus.dilated_attention(*mixed, [8], [1])
+
+
+def test_the_operators_check_what_they_are_given():
+    q, k, v = tensors(requires_grad=False)
+    spec = make_spec([8], [1])
+    out, lse = torch.ops.annulus.forward(q, k, v, spec)
+    for wrong in ((q.double(), k, v), (q, k.half(), v.half()), (q, k[:, 1:], v[:, 1:])):
+        with pytest.raises(ValueError, match="must"):
+            torch.ops.annulus.forward(*wrong, spec)
+        with pytest.raises(ValueError, match="must"):
+            torch.ops.annulus.backward(out, *wrong, out, lse, spec)
+    for wrong in ((out.double(), out, lse), (out[:, 1:], out, lse), (out, out, lse.double())):
+        with pytest.raises(ValueError, match="dout and out must be like q"):
+            torch.ops.annulus.backward(wrong[0], q, k, v, *wrong[1:], spec)
+
+
 def test_the_number_of_threads_changes_no_bit():
     q, k, v = tensors(tokens=300)
     before = torch.get_num_threads()
@@ -189,6 +215,64 @@ REFUSED = {
     "strategy": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], strategy="x"), ValueError, "reshard"),
     "documents": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], cu_seqlens=[0, 9]), ValueError, "37"),
     "classes": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], phase="table"), ValueError, "class"),
+    "classes without a table": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], classes=[[0] * 4]),
+        ValueError,
+        "phase='table'",
+    ),
+    "both names": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], segment_length=[9]),
+        ValueError,
+        "give one of them",
+    ),
+    "head_groups": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], preset="head_groups", phase="every"),
+        ValueError,
+        "leave phase out",
+    ),
+    "no documents": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], cu_seqlens=[]),
+        ValueError,
+        "leave it",
+    ),
+    "text": (lambda q, k, v: annulus.dilated_attention(q, k, v, "8", [1]), ValueError, "whole numbers"),
+    "half a row": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8.5], [1]),
+        ValueError,
+        "segment_lengths must be",
+    ),
+    "65 bits": (lambda q, k, v: annulus.dilated_attention(q, k, v, [(1 << 64) + 8], [1]), ValueError, "64 bits"),
+    "a table of documents": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], cu_seqlens=torch.tensor([[0, 37]])),
+        ValueError,
+        "cu_seqlens must be whole numbers, in one list",
+    ),
+    "a scale that learns": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], softmax_scale=torch.ones(1, requires_grad=True)),
+        ValueError,
+        "multiply q by it",
+    ),
+    "a scale that is none": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], softmax_scale=math.nan),
+        ValueError,
+        "finite",
+    ),
+    "shards of nobody": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], shard_lengths=[37]),
+        ValueError,
+        "without a group",
+    ),
+    "copies for nobody": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], strategy="replicated"),
+        ValueError,
+        "without a group",
+    ),
+    "a group that is none": (
+        lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], group=3),
+        ValueError,
+        "got 3",
+    ),
+    "no such group": (lambda q, k, v: annulus.dilated_attention(q, k, v, [8], [1], group="x"), ValueError, "'x'"),
     "head_dim": (
         lambda q, k, v: annulus.dilated_attention(*3 * [torch.ones(1, 2, 1, 5000)], [8], [1]),
         NotImplementedError,
@@ -200,7 +284,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input(case):
     call, error, word = REFUSED[case]
-    with pytest.raises(error, match=word.replace("]", r"\]")):
+    with pytest.raises(error, match=re.escape(word)):
         call(*tensors(requires_grad=False))
 
 
@@ -209,3 +293,33 @@ def test_documents_may_be_a_tensor():
     bounds = torch.tensor([0, 10, 37], dtype=torch.int32)
     ours = annulus.dilated_attention(q, k, v, [8, 37], [1, 3], cu_seqlens=bounds)
     assert torch.equal(ours, annulus.dilated_attention(q, k, v, [8, 37], [1, 3], cu_seqlens=[0, 10, 37]))
+
+
+def test_options_count_by_their_values():
+    """A tensor that changes, or that another one follows at the same place, is not what it was."""
+    q, k, v = tensors(requires_grad=False)
+    scale, segments, bounds = torch.tensor(0.3), torch.tensor([8, 37]), torch.tensor([0, 10, 37])
+    for _ in range(2):
+        ours = annulus.dilated_attention(q, k, v, segments, [1, 3], softmax_scale=scale, cu_seqlens=bounds)
+        values = {"softmax_scale": scale.item(), "cu_seqlens": bounds.tolist()}
+        assert torch.equal(ours, annulus.dilated_attention(q, k, v, segments.tolist(), [1, 3], **values))
+        scale.mul_(2), segments.sub_(3), bounds[1].add_(5)
+    listed = [torch.tensor(8), torch.tensor(37)]
+    first = annulus.dilated_attention(q, k, v, listed, [1, 3])
+    listed[0].sub_(4)
+    assert not torch.equal(annulus.dilated_attention(q, k, v, listed, [1, 3]), first)
+
+
+def test_numbers_of_numpy():
+    q, k, v = tensors(requires_grad=False)
+    options = {"cu_seqlens": [0, 10, 37], "phase": "table", "classes": [[0, 0, 0, 0], [0, 1, 2, 0]]}
+    arrays = {name: numpy.array(value) if name != "phase" else value for name, value in options.items()}
+    ours = annulus.dilated_attention(q, k, v, numpy.array([8, 37]), [numpy.int64(1), numpy.int32(3)], **arrays)
+    assert torch.equal(ours, annulus.dilated_attention(q, k, v, [8, 37], [1, 3], **options))
+
+
+def test_a_view_that_means_minus_itself():
+    q = torch.randn(2, 37, 4, 8, dtype=torch.complex64).conj().imag
+    assert q.is_neg()
+    ours = annulus.dilated_attention(q, q, q, [8, 37], [1, 3])
+    assert torch.equal(ours, annulus.dilated_attention(*3 * [q.resolve_neg()], [8, 37], [1, 3]))

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
 from conftest import ROOT
 from ranks_test import free_port
 
@@ -30,6 +32,20 @@ def test_quick_start():
 
 def test_hugging_face_style():
     assert "largest difference" in run("hugging_face.py")
+
+
+def test_hugging_face_masks_and_causality(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from hugging_face import attention_function
+
+    attend, module = attention_function([8], [1]), torch.nn.Module()
+    module.is_causal = True
+    x = torch.randn(1, 2, 8, 4)
+    with pytest.raises(ValueError, match="takes no mask"):
+        attend(module, x, x, x, attention_mask=torch.ones(1, 1, 8, 8))
+    dense = torch.nn.functional.scaled_dot_product_attention(x, x, x).transpose(1, 2)
+    assert torch.allclose(attend(module, x, x, x, is_causal=False)[0], dense, atol=1e-6)
+    assert not torch.allclose(attend(module, x, x, x)[0], dense, atol=1e-3)
 
 
 def test_training_over_ranks_learns():

@@ -143,6 +143,61 @@ def test_second_derivatives_are_refused():
         dq.sum().backward()
 
 
+def test_forward_mode_is_refused():
+    from torch.autograd import forward_ad
+
+    q, k, v = (x.detach() for x in doubles())
+    for each in (q, q.float()):
+        rest = (k.to(each.dtype), v.to(each.dtype))
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="tangent"):
+            annulus.dilated_attention(forward_ad.make_dual(each, torch.ones_like(each)), *rest, **PATTERN)
+        with pytest.raises(NotImplementedError, match="reverse mode"):
+            torch.func.jvp(lambda q, r=rest: annulus.dilated_attention(q, *r, **PATTERN), (each,), (each,))
+    with forward_ad.dual_level():  # with no tangent
+        annulus.dilated_attention(q, k, v, **PATTERN)
+
+
+def test_transforms_of_torch_func():
+    q, k, v = (x.detach().float() for x in doubles())
+
+    def loss(q):
+        return annulus.dilated_attention(q, k, v, **PATTERN).sin().sum()
+
+    def outputs(q):
+        return annulus.dilated_attention(q, k, v, **PATTERN).sum((0, 1, 2))
+
+    x = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x), x)
+    assert torch.equal(torch.func.grad(loss)(q), expected)
+    assert torch.equal(torch.func.vjp(loss, q)[1](torch.tensor(1.0))[0], expected)
+    rows = torch.stack([torch.autograd.grad(outputs(x)[i], x)[0] for i in range(3)])
+    assert torch.allclose(torch.func.jacrev(outputs)(q), rows, atol=1e-6)
+    assert torch.allclose(torch.autograd.grad(outputs(x), x, torch.eye(3), is_grads_batched=True)[0], rows, atol=1e-6)
+    assert torch.equal(torch.func.vmap(torch.func.grad(loss))(torch.stack([q, q]))[1], expected)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q).sum())(q)
+
+
+def test_compile_with_options_that_change():
+    q = torch.randn(1, 11, 2, 8)
+
+    def call(q, segment, scale):
+        return annulus.dilated_attention(q, q, q, [segment, 11], [1, 3], softmax_scale=scale)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for options in ((4, 0.3), (5, 0.4), (6, 0.5)):
+        assert torch.equal(compiled(q, *options), call(q, *options))
+
+
+def test_meta_tensors():
+    layer = annulus.MultiheadDilatedAttention(32, 4, [8, 40], [1, 3], rotary="xpos", device="meta")
+    assert layer(torch.empty(2, 40, 32, device="meta")).shape == (2, 40, 32)
+    with pytest.raises(ValueError, match="one type"):
+        q = torch.empty(1, 8, 2, 4, device="meta")
+        annulus.dilated_attention(q, q.half(), q, [8], [1])
+
+
 def test_plain_calls_and_the_operator_agree():
     """A plain call takes a shorter way; whoever has to see an operator sees one."""
     from torch.utils._python_dispatch import TorchDispatchMode

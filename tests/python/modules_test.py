@@ -112,6 +112,27 @@ class TestRotary:
         with pytest.raises(ValueError, match="even head_dim"):
             annulus.rotate(torch.randn(1, 2, 1, 7), torch.arange(2))
 
+    def test_xpos_refuses_what_overflows(self):
+        """Up to the limit that it names all is finite, queries and keys; beyond it is an error with the remedy."""
+        for dtype, limit in ((torch.float16, 2832), (torch.bfloat16, 34559), (torch.float32, 34561)):
+            x = torch.full((1, 2, 1, 8), 40.0, dtype=dtype)
+            for is_key in (False, True):
+                places = torch.tensor([-limit, limit])
+                turned = annulus.rotate(x, places + 7, xpos_scale_base=512.0, xpos_centre=7, is_key=is_key)
+                assert turned.isfinite().all() and (turned != 0).any(-1).all()
+                with pytest.raises(ValueError, match="at least 513"):
+                    annulus.rotate(x, places + 8, xpos_scale_base=512.0, xpos_centre=7, is_key=is_key)
+        layer = annulus.MultiheadDilatedAttention(2, 1, [8], [1], rotary="xpos", causal=True)
+        with pytest.raises(ValueError, match="34561 positions"):
+            layer(torch.randn(1, 70_000, 2))
+        layer = annulus.MultiheadDilatedAttention(2, 1, [8], [1], rotary="xpos", xpos_scale_base=600.0, causal=True)
+        assert layer(torch.randn(1, 70_000, 2)).isfinite().all()
+
+    def test_positions_are_those_of_the_rows(self):
+        for places in (torch.arange(3), torch.arange(2)[None], torch.tensor(0)):
+            with pytest.raises(ValueError, match="one for each of the 2 rows"):
+                annulus.rotate(torch.randn(1, 2, 1, 8), places)
+
     def test_given_positions(self):
         layer = annulus.MultiheadDilatedAttention(16, 2, *PATTERN, rotary="rotary")
         x = torch.randn(1, 37, 16)
@@ -120,8 +141,37 @@ class TestRotary:
         assert not torch.allclose(layer(x, positions=2 * torch.arange(37)), layer(x), atol=1e-3)
 
 
-def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="num_kv_heads 3"):
-        annulus.MultiheadDilatedAttention(24, 4, *PATTERN, num_kv_heads=3)
-    with pytest.raises(ValueError, match="'xpos'"):
-        annulus.MultiheadDilatedAttention(24, 4, *PATTERN, rotary="alibi")
+REFUSED = {
+    "num_kv_heads 3": {"num_kv_heads": 3},
+    "'xpos'": {"rotary": "alibi"},
+    "num_heads 0": {"num_heads": 0},
+    "embed_dim 25": {"embed_dim": 25},
+    "even head_dim": {"embed_dim": 20, "rotary": "rotary"},
+    "same length": {"segment_lengths": [8]},
+    "zigzag": {"layout": "spiral"},
+    "reshard": {"strategy": "prayer"},
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_bad_sizes_are_refused(word):
+    sizes = {"embed_dim": 24, "num_heads": 4, "segment_lengths": [8, 37], "dilation_rates": [1, 3]}
+    with pytest.raises(ValueError, match=word):
+        annulus.MultiheadDilatedAttention(**{**sizes, **REFUSED[word]})
+
+
+def test_options_that_are_not_there_are_refused():
+    for name, remedy in (("return_lse", "DilatedAttention returns both"), ("cu_seqlens", "to forward")):
+        with pytest.raises(TypeError, match=remedy):
+            annulus.MultiheadDilatedAttention(24, 4, *PATTERN, **{name: True})
+    for make in (
+        lambda **options: annulus.MultiheadDilatedAttention(24, 4, *PATTERN, **options),
+        lambda **options: annulus.DilatedAttention(*PATTERN, **options),
+    ):
+        with pytest.raises(TypeError, match="annulus.*Attention has no option 'casual'.*causal"):
+            make(casual=True)
+
+
+def test_modules_show_what_they_were_given():
+    shown = repr(annulus.MultiheadDilatedAttention(24, 4, *PATTERN, num_kv_heads=2, rotary="xpos", causal=True))
+    assert "embed_dim=24, num_heads=4, num_kv_heads=2" in shown and "rotary=xpos" in shown and "causal=True" in shown

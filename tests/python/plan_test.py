@@ -61,6 +61,14 @@ REFUSED = {
     "go together": lambda: annulus.positions(10, rank=0),
     "lies in": lambda: annulus.positions(10, rank=2, ranks=2),
     "one a rank": lambda: annulus.plan(**SIZES, ranks=2, shard_lengths=[1000]),
+    "that sum to": lambda: annulus.plan(**SIZES, shard_lengths=[999]),
+    "for 1000 tokens": lambda: annulus.plan(**SIZES, ranks=2, shard_lengths=[1, 999], layout="zigzag"),
+    "rank 2 of 2": lambda: annulus.plan(**SIZES, ranks=2, rank=2),
+    "rank 1 of 1": lambda: annulus.plan(**SIZES, rank=1),
+    "rank 0 of 0": lambda: annulus.positions(10, rank=0, ranks=0),
+    "torch.float64": lambda: annulus.plan(**SIZES, dtype=torch.float64),
+    "tokens must": lambda: annulus.positions(-1),
+    "whole numbers": lambda: annulus.positions(10, rank=0, ranks=2, shard_lengths=[4.5, 5.5]),
 }
 
 
@@ -68,6 +76,11 @@ REFUSED = {
 def test_bad_shards(word):
     with pytest.raises(ValueError, match=word):
         REFUSED[word]()
+
+
+def test_an_option_that_is_not_there():
+    with pytest.raises(TypeError, match="annulus.plan has no option 'casual'.*causal"):
+        annulus.plan(**SIZES, casual=True)
 
 
 def test_a_device_that_is_not_there_is_an_error_that_says_so():

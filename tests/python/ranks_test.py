@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 WORKER = str(pathlib.Path(__file__).with_name("ranks_worker.py"))
 LIMIT_SECONDS = 300
+CASES_OF_TROUBLE = ["disagreement", "other_calls", "bad_argument", "bad_tensors", "no_memory", "uneven_rows"]
+CASES_OF_TROUBLE += ["callback_exception", "stopped", "killed"]
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no torch.distributed with gloo"
@@ -56,5 +58,5 @@ def test_trouble_is_an_error_on_every_rank_and_never_a_hang():
     for rank, (job, (out, errors)) in enumerate(zip(jobs, outputs, strict=True)):
         print(out)
         assert job.returncode == (-9 if rank == ranks - 1 else 0), f"rank {rank}:\n{out}\n{errors}"
-        for case in ("disagreement", "other_calls", "bad_argument", "callback_exception", "stopped", "killed"):
+        for case in CASES_OF_TROUBLE:
             assert f"rank {rank}: done with {case}" in out

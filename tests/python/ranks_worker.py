@@ -1,7 +1,9 @@
 """One rank of a job of ranks_test.py: `ranks_worker.py CASE`. What one rank alone computes is computed here too, on
 every rank, and compared."""
 
+import copy
 import datetime
+import io
 import os
 import signal
 import sys
@@ -103,9 +105,12 @@ def every_strategy(group, rank, ranks):
                 torch.testing.assert_close(
                     ours, theirs, **close, msg=lambda text, n=name, o=options: f"{n} {o}: {text}"
                 )
+    # All ranks have the same out, and get the same dout back: dq is whole on all of them.
     own_keys = [annulus.shard(x, group, **shared) for x in (k, v)]
-    out = annulus.dilated_attention(q, *own_keys, **PATTERN, group=group, strategy="replicated", **shared)
-    torch.testing.assert_close(out, attend(q, k, v, dout)[0], rtol=0, atol=1e-4)
+    mine = attend(q, *own_keys, dout, group=group, strategy="replicated", **shared)
+    for name, ours, theirs in zip(("out", "lse", "dq", "dk", "dv"), mine, attend(q, k, v, dout), strict=True):
+        theirs = annulus.shard(theirs, group, **shared) if name in ("dk", "dv") else theirs
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4, msg=lambda text, n=name: f"replicated {n}: {text}")
 
 
 def helpers(group, rank, ranks):
@@ -139,19 +144,66 @@ def plan_and_refusals(group, rank, ranks):
         for which, each in enumerate((foreseen.forward, foreseen.backward)):
             assert each.memory == handle.memory(which)
             assert (each.sent_bytes, each.received_bytes) == handle.traffic(which)
-        for wrong in ([1] * (ranks + 1), [TOKENS] * ranks):
-            x = torch.randn(1, uneven(ranks)[rank] + 1, 2, 8)
-            try:
-                annulus.dilated_attention(x, x, x, [8], [1], group=group, shard_lengths=wrong)
-            except ValueError as error:
-                assert "shard_lengths" in str(error)
-            else:
-                raise AssertionError("accepted")
-        x = torch.randn(1, 5, 2, 8, dtype=torch.float64)
-        try:
-            annulus.dilated_attention(x, x, x, [8], [1], group=group)
-        except NotImplementedError as error:
-            assert "float64" in str(error)
+    x = torch.randn(1, uneven(ranks)[rank] + 1, 2, 8)
+    for wrong in ([1] * (ranks + 1), [TOKENS] * ranks):
+        refused(ValueError, "shard_lengths", x, [8], [1], shard_lengths=wrong)
+    if ranks > 1:
+        refused(NotImplementedError, "float64", x.double(), [8], [1])
+        refused(ValueError, "one of them", x, [8], [1], segment_length=[8])
+        alone = dist.new_group([ranks - 1])
+        if rank != ranks - 1:
+            for call in (
+                lambda: annulus.dilated_attention(x, x, x, [8], [1], group=alone),
+                lambda: annulus.shard(x, alone),
+                lambda: annulus.unshard(x, alone),
+                lambda: annulus.positions(5, alone),
+            ):
+                expect(ValueError, call, "not in")
+
+
+def refused(error, word, x, *pattern, **options):
+    """On every rank, in a group of its own: what is wrong on one rank ends the group for all."""
+    passing = dist.new_group(list(range(dist.get_world_size())))
+    expect(error, lambda: annulus.dilated_attention(x, x, x, *pattern, group=passing, **options), word)
+    dist.barrier()
+
+
+def expect(kind, call, *parts):
+    try:
+        call()
+    except kind as error:
+        assert all(part in str(error) for part in parts), (parts, str(error))
+        return
+    raise AssertionError(f"no {kind.__name__} with {parts}")
+
+
+def names_and_copies(group, rank, ranks):
+    """Groups by name and as a mesh; modules keep a name, so they can be copied, pickled, and outlived by nothing."""
+    x = torch.randn(1, 5, 24, generator=torch.Generator().manual_seed(rank))
+    name, mesh = group.group_name, dist.init_device_mesh("cpu", (ranks,))
+    assert torch.equal(annulus.unshard(x, name), annulus.unshard(x, mesh))
+    assert torch.equal(annulus.positions(5 * ranks, name), annulus.positions(5 * ranks, group))
+    heads = x.unflatten(-1, (4, 6))
+    expected = annulus.dilated_attention(heads, heads, heads, **PATTERN, group=group)
+    for each in (name, mesh):
+        assert torch.equal(annulus.dilated_attention(heads, heads, heads, **PATTERN, group=each), expected)
+    model = Model(group=group)
+    expected = model(x)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for again in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert again.layers[0].group is group and torch.equal(again(x), expected)
+    attention = copy.deepcopy(annulus.DilatedAttention(*PATTERN.values(), group=group))
+    assert attention.group is group and attention(heads, heads, heads).shape == heads.shape
+    passing = dist.new_group(list(range(ranks)))
+    kept, seen, name = Model(group=passing), weakref.ref(passing), passing.group_name
+    assert torch.equal(kept(x), kept(x))
+    dist.barrier()
+    dist.destroy_process_group(passing)
+    del passing
+    assert seen() is None
+    expect(ValueError, lambda: kept(x), name, "destroyed")
 
 
 def compiled(group, rank, ranks):
@@ -187,7 +239,7 @@ def groups_end(group, rank, ranks):
 
 
 def all_right(group, rank, ranks):
-    for case in (helpers, plan_and_refusals, two_layer_model, every_strategy, compiled, groups_end):
+    for case in (helpers, plan_and_refusals, names_and_copies, two_layer_model, every_strategy, compiled, groups_end):
         case(group, rank, ranks)
     subgroup = dist.new_group(list(range(ranks)))  # another group in the same process
     x = torch.randn(1, 6, 2, 8, generator=torch.Generator().manual_seed(rank))
@@ -240,6 +292,41 @@ def bad_argument(group, rank, ranks):
         )
 
 
+def bad_tensors(group, rank, ranks):
+    """So does one that the package sees before the library does."""
+    x = torch.randn(1, 20, 2, 8)
+    if rank == 1:
+        expect(ValueError, lambda: annulus.dilated_attention(x, x.half(), x, [64], [1], group=group), "one type")
+    else:
+        expect_transport_error(
+            lambda: annulus.dilated_attention(x, x, x, [64], [1], group=group), "rank 1 gave up", "one type"
+        )
+
+
+def no_memory(group, rank, ranks):
+    """And one in the middle of a training step."""
+    from annulus._handles import Handle
+
+    def none_left(self, which, device):
+        raise MemoryError("no room")
+
+    x = torch.randn(1, 20, 2, 8, requires_grad=True)
+    loss = annulus.dilated_attention(x, x, x, [64], [1], group=group).sum()
+    room = Handle._room
+    if rank == 1:
+        Handle._room = none_left
+        expect(MemoryError, loss.backward, "no room")
+        Handle._room = room
+    else:
+        expect_transport_error(loss.backward, "rank 1 gave up", "no room")
+
+
+def uneven_rows(group, rank, ranks):
+    """Without shard_lengths ranks take it that all have as many rows; the error says so."""
+    x = torch.randn(1, 20 + rank, 2, 8)
+    expect_transport_error(lambda: annulus.dilated_attention(x, x, x, [64], [1], group=group), "give shard_lengths")
+
+
 def callback_exception(group, rank, ranks):
     """An exception inside a callback comes out with its text, on the rank itself and on the others."""
     from annulus._groups import group_of
@@ -289,7 +376,8 @@ def killed(group, rank, ranks):
 
 def all_wrong(world, rank, ranks):
     """A group fails and harms nothing else in the process: each case has one of its own. The last one ends a rank."""
-    for case in (disagreement, other_calls, bad_argument, callback_exception, stopped, killed):
+    mistakes = (disagreement, other_calls, bad_argument, bad_tensors, no_memory, uneven_rows)
+    for case in (*mistakes, callback_exception, stopped, killed):
         seconds = 4 if case is stopped else 120
         group = dist.new_group(list(range(ranks)), timeout=datetime.timedelta(seconds=seconds))
         case(group, rank, ranks)
