@@ -125,14 +125,11 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
             dilation_rates = _either("dilation_rates", dilation_rates, "dilated_ratio", dilated_ratio)
         if not name and (shard_lengths is not None or strategy == "replicated"):
             shard_lengths = _on_one_rank(k, group is not None, shard_lengths, strategy)
-        if not compiling:
-            segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale = _keys(
-                segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale
-            )
         # In the order of make_spec.
         options = (
-            segment_lengths, dilation_rates, bool(causal), softmax_scale, phase, gradient, preset, classes,
-            pad_like_torchscale, cu_seqlens, deterministic, name, layout, shard_lengths, strategy, reproducible,
+            _hashable(segment_lengths), _hashable(dilation_rates), causal, softmax_scale, phase, gradient, preset,
+            _hashable_lists(classes), pad_like_torchscale, _hashable(cu_seqlens), deterministic, name, layout,
+            shard_lengths, strategy, reproducible,
         )  # fmt: skip
         if not name and not compiling and _eager.is_plain(q, k, v) and not torch.is_autocast_enabled(q.device.type):
             handle, spec = _handle_of(q, k, v, options)
@@ -140,7 +137,7 @@ def dilated_attention(  # type: ignore[misc]  # the overloads name what decides 
                 return _eager.attend(q, k, v, handle, spec, return_lse)
         if not compiling:
             _check_forward_mode(q, k, v)
-        spec = make_spec(*options) if compiling else _cached_spec(*options)
+        spec = make_spec(*options) if compiling else _cached_spec(*_by_value(*options))
         q, k, v = _autocast(q, k, v)
         transformed = not compiling and torch._C._are_functorch_transforms_active()
         out, lse = (_ops.Transformed.apply if transformed else _ops.forward)(q, k, v, spec)
@@ -169,16 +166,36 @@ def _on_one_rank(k: Tensor, has_group: bool, shard_lengths, strategy: str) -> No
         )
 
 
-def _keys(segment_lengths, dilation_rates, classes, cu_seqlens, shard_lengths, softmax_scale) -> tuple:
-    """By their values, as keys of caches."""
+def _by_value(
+    segment_lengths, dilation_rates, causal, softmax_scale, phase, gradient, preset, classes, pad_like_torchscale,
+    cu_seqlens, deterministic, name, layout, shard_lengths, *rest,
+) -> tuple:  # fmt: skip
+    """The options of a call as keys of a cache, which tensors and arrays are not: their numbers may change."""
     return (
         None if segment_lengths is None else whole_numbers("segment_lengths", segment_lengths),
         None if dilation_rates is None else whole_numbers("dilation_rates", dilation_rates),
+        bool(causal),
+        number("softmax_scale", softmax_scale),
+        phase,
+        gradient,
+        preset,
         None if classes is None else tuple([whole_numbers("classes", each) for each in classes]),
+        pad_like_torchscale,
         None if cu_seqlens is None else whole_numbers("cu_seqlens", cu_seqlens),
+        deterministic,
+        name,
+        layout,
         None if shard_lengths is None else whole_numbers("shard_lengths", shard_lengths),
-        softmax_scale if type(softmax_scale) is float else number("softmax_scale", softmax_scale),
+        *rest,
     )
+
+
+def _hashable(values):
+    return tuple(values) if type(values) is list else values
+
+
+def _hashable_lists(lists):
+    return tuple([_hashable(each) for each in lists]) if type(lists) is list else lists
 
 
 def _check_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -195,19 +212,23 @@ _known: dict[tuple, tuple[Handle | None, str]] = {}
 
 def _handle_of(q: Tensor, k: Tensor, v: Tensor, options: tuple) -> tuple[Handle | None, str]:
     """None where an operator has to say what is wrong, or to call the reference."""
-    key = (
+    facts = (
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, torch.get_num_threads(),
-        wants_determinism(), options,
+        wants_determinism(),
     )  # fmt: skip
-    found = _known.get(key)
+    try:
+        found = _known.get((facts, options))
+    except TypeError:  # an array, or a list in a list
+        found = None
     if found is None:
         _ops.check_tensors(q, k, v)
+        options = _by_value(*options)
         spec = _cached_spec(*options)
         sizes = Sizes(*q.shape[:3], k.shape[2], q.shape[3])
         found = (one_rank(spec, sizes, q.dtype, q.device) if q.dtype in DTYPES else None), spec
         if len(_known) >= MOST_HANDLES:
             _known.clear()
-        _known[key] = found
+        _known[facts, options] = found  # what is not a number is looked at again
     return found
 
 
@@ -217,4 +238,5 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    return tuple([x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)])  # type: ignore[return-value]
+    q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
+    return q, k, v
