@@ -15,8 +15,8 @@ struct Cache {
   std::int64_t bytes = 0;
 };
 
-// What was typed, without the folder of the tool: words with odd characters stand in quotes. Empty where the system does
-// not tell.
+// What was typed, without the folder of the tool: words with odd characters stand in quotes. Empty where the system
+// does not tell.
 std::string command_line();
 
 std::string cpu_model();
