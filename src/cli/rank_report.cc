@@ -56,6 +56,10 @@ RankReport report_of(const Json& json) {
 
 double exposed(const RankReport& report) { return report.pass_s > 0 ? report.wait_s / report.pass_s : 0; }
 
+std::string transport_text(const std::string& transport) {
+  return transport == "mpi" ? "MPI" : transport == "nccl" ? "NCCL" : transport;
+}
+
 }  // namespace
 
 RankReport make_rank_report(const RankAttention& attention, const RankSetup& setup, const Workload& work,
@@ -136,10 +140,6 @@ std::string describe_traffic(const std::vector<RankReport>& reports) {
          format_bytes(sum_of(reports, &RankReport::minimum_bytes)) + ", ring " +
          format_bytes(sum_of(reports, &RankReport::ring_bytes)) + "), at most " +
          format_bytes(most_of(reports, &RankReport::sent_bytes)) + " by one rank\n";
-}
-
-std::string transport_text(const std::string& transport) {
-  return transport == "mpi" ? "MPI" : transport == "nccl" ? "NCCL" : transport;
 }
 
 std::string describe_ranks(const Launch& launch, const RankSetup& setup, std::int64_t slot_bytes) {
