@@ -12,8 +12,8 @@ Parts:
   length    time per token from 64K tokens on
   fp32      against PyTorch's memory-efficient kernel in fp32
 
-Random inputs. Every contender runs back to back for --busy-ms, long enough for the card's power limit to act, in turns,
---rounds times; the figure is the median over rounds of the median launch. Without torch or a GPU the script says so and
+Random inputs. Every contender runs back to back for --busy-ms, long enough for the card's power limit to act, and all of
+a comparison equally long, in turns, --rounds times; the figure is the median over rounds of the median launch. Without torch or a GPU the script says so and
 ends with exit code 0.
 """
 
@@ -27,6 +27,7 @@ import sys
 import c_abi
 
 HEADS = 16
+LEAST_LAUNCHES = 4  # of the slowest contender in one turn
 DTYPES = ("fp32", "bf16", "fp16")  # in the order of annulus_dtype
 PHASES = ("by_head", "by_head_block", "every")  # of annulus_phase, from 1 on
 TWO = ([2048, 4096], [1, 2])
@@ -110,32 +111,30 @@ class Bench:
         self.torch, self.library, self.arguments = torch, library, arguments
         self.results = []
 
-    def time_ms(self, call):
-        """Median launch of a busy stretch."""
+    def launch_times(self, call, count):
+        """Sorted times of launches back to back, after one that is not counted."""
         torch = self.torch
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
         call()
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        count = max(8, int(self.arguments.busy_ms / max(begin.elapsed_time(end), 1e-3)))
         events = [torch.cuda.Event(True) for _ in range(count + 1)]
         for event in events[:-1]:
             event.record()
             call()
         events[-1].record()
         torch.cuda.synchronize()
-        times = sorted(events[i].elapsed_time(events[i + 1]) for i in range(count))
-        return times[count // 2]
+        return sorted(events[i].elapsed_time(events[i + 1]) for i in range(count))
 
     def compare(self, name, contenders, flop, **more):
-        """Rounds of all contenders in turn; the first one is ours. `flop` of all of them, or of each."""
+        """Rounds of all contenders in turn, each busy for the same time: a card that draws full power slows down.
+
+        The first one is ours. `flop` of all of them, or of each."""
         flops = dict(zip(contenders, flop if isinstance(flop, tuple) else [flop] * len(contenders)))
+        once = {key: self.launch_times(call, 1)[0] for key, call in contenders.items()}
+        busy_ms = max(self.arguments.busy_ms, LEAST_LAUNCHES * max(once.values()))
         times = {key: [] for key in contenders}
         for _ in range(self.arguments.rounds):
             for key, call in contenders.items():
-                times[key].append(self.time_ms(call))
+                launches = self.launch_times(call, math.ceil(busy_ms / max(once[key], 1e-3)))
+                times[key].append(launches[len(launches) // 2])
         median = {key: sorted(values)[len(values) // 2] for key, values in times.items()}
         row = {"name": name, "ms": median, "tflop_per_s": {k: flops[k] / v / 1e9 for k, v in median.items()}, **more}
         ours = next(iter(contenders))
