@@ -68,6 +68,21 @@ inline Problem draw_problem(std::int64_t max_tokens, std::int64_t max_head_dim) 
   return resolve(problem);
 }
 
+// Any segments, but dilations that divide each other, so that all branches may share a sweep.
+inline Problem draw_dividing_problem(std::int64_t max_tokens) {
+  Problem problem = draw_problem(max_tokens, 4);
+  const std::int64_t base = draw_between(2, 3);
+  for (Branch& branch : problem.pattern.branches) {
+    branch.segment = draw_between(1, std::max<std::int64_t>(1, problem.tokens / 2));
+    // No larger than the segment, to which the schedule would cut it.
+    branch.dilation = 1;
+    for (std::int64_t i = draw_between(0, 3); i > 0 && branch.dilation * base <= branch.segment; --i)
+      branch.dilation *= base;
+    for (std::int64_t& of_head : branch.classes) of_head %= branch.dilation;
+  }
+  return resolve(problem);
+}
+
 inline Way draw_way() {
   Way way;
   way.options.threads = static_cast<int>(draw_between(1, 4));

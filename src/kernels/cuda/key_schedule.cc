@@ -55,7 +55,8 @@ class Chunker {
   // Queries of a residue of a cell, in one head.
   std::int64_t rows(const Stretch& stretch) const {
     const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
-    const std::int64_t positions = std::int64_t{stretch.inner_cells} * sweep.cell;
+    const std::int64_t positions =
+        std::min(std::int64_t{stretch.inner_cells} * sweep.cell, std::int64_t{stretch.grid_end} - stretch.grid_begin);
     return positions / sweep.stride * (problem_.heads / problem_.kv_heads);
   }
 

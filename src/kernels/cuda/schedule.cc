@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cmath>
 #include <numeric>
 
 #include "plan/phase.h"
@@ -15,6 +14,10 @@ constexpr std::int64_t kMaxStretchTiles = std::int64_t{1} << 31;  // indices wit
 constexpr int kMaxSearchedBranches = 8;                           // 2^7 ways to group them
 constexpr int kSlabsAtLeast = 6;                                  // so that sweeps of different slabs overlap
 constexpr std::int64_t kLastTiles = 512;  // a few rounds of all multiprocessors, whose keys still fit the cache
+// Where segments do not nest:
+constexpr std::int64_t kMaxCutStretches = 65536;               // about 7 MB of a plan
+constexpr std::int64_t kCutKeyBytes = std::int64_t{20} << 20;  // keys and values that cells of one segment share
+constexpr int kSampledCells = 1024;                            // to tell what cuts cost
 
 // Work is counted in pairs (query, key) that the matrix units see. What else a tile costs, in the same currency:
 // loading and storing its queries takes about as long as so many keys do, and a row whose state passes through memory
@@ -68,46 +71,84 @@ class Maker {
 
   // ---- Which branches share a sweep
 
-  bool nests(const std::vector<int>& group) const {
+  // Of some branches: the numbers that make cells.
+  struct Grid {
     int stride = 1;
     int cell = INT_MAX;
+    int longest = 0;
+    std::vector<int> uneven;  // segments that cells do not fill: they cut cells
+    // That cuts bring, in one head of one batch: a run of cells between two of them has three at most.
+    std::int64_t cut_stretches = 0;
+  };
+  Grid grid_of(const std::vector<int>& group) const {
+    Grid grid;
     for (const int b : group) {
-      stride = std::max(stride, shape(b).dilation);
-      cell = std::min(cell, shape(b).segment);
+      grid.stride = std::max(grid.stride, shape(b).dilation);
+      grid.cell = std::min(grid.cell, shape(b).segment);
+      grid.longest = std::max(grid.longest, shape(b).segment);
     }
-    return std::ranges::all_of(group,
-                               [&](int b) { return stride % shape(b).dilation == 0 && shape(b).segment % cell == 0; });
+    for (const int b : group)
+      if (shape(b).segment % grid.cell != 0) grid.uneven.push_back(shape(b).segment);
+    for (const int segment : grid.uneven)
+      for (const Span& span : plan_.spans) grid.cut_stretches += 3 * ((span.end - span.begin) / segment);
+    return grid;
+  }
+  // The first place behind `at` where an uneven segment ends, or INT64_MAX.
+  static std::int64_t next_cut(const Grid& grid, std::int64_t at) {
+    std::int64_t next = INT64_MAX;
+    for (const int segment : grid.uneven) next = std::min(next, (at / segment + 1) * segment);
+    return next;
+  }
+
+  // Whether branches can share a sweep. Slabs may give every head stretches of its own.
+  bool can_share(const std::vector<int>& group, bool is_alone) const {
+    const Grid grid = grid_of(group);
+    const bool divides = std::ranges::all_of(group, [&](int b) { return grid.stride % shape(b).dilation == 0; });
+    return divides && grid.cut_stretches * (is_alone ? 1 : problem_.batch * problem_.heads) <= kMaxCutStretches;
+  }
+
+  // Lengths of cells, those of a while at the longest document's begin.
+  std::vector<std::int64_t> sample_cells(const Grid& grid) const {
+    if (grid.uneven.empty() || plan_.spans.empty()) return {grid.cell};
+    std::int64_t length = 0;
+    for (const Span& span : plan_.spans) length = std::max(length, span.end - span.begin);
+    std::vector<std::int64_t> cells;
+    for (std::int64_t at = 0; at < length && cells.size() < kSampledCells; at += cells.back())
+      cells.push_back(std::min({next_cut(grid, at), (at / grid.cell + 1) * grid.cell, length}) - at);
+    return cells;
   }
 
   // Pairs that the matrix units see for each position and head, with what the tiles cost beside them.
   double cost(const std::vector<int>& group, bool stores_state) const {
-    double stride = 1;
-    double cell = INT_MAX;
-    double least_dilation = INT_MAX;
-    for (const int b : group) {
-      stride = std::max<double>(stride, shape(b).dilation);
-      cell = std::min<double>(cell, shape(b).segment);
-      least_dilation = std::min<double>(least_dilation, shape(b).dilation);
-    }
+    const Grid grid = grid_of(group);
     const bool every = problem_.pattern.phase == Phase::every;
-    const auto rows = static_cast<std::int64_t>(std::ceil(cell / stride));
-    const std::int64_t tile_rows = up(rows, rules_.shape.query_rows);
-    const std::int64_t group_rows = up(rows, kGroupRows);
-    const double idle = 1 - static_cast<double>(group_rows) / static_cast<double>(tile_rows);
-    const double computed = static_cast<double>(group_rows) * (1 + 0.3 * idle);  // fewer groups hide less
-    const double residues_per_position = stride / cell;
-    double sum = 0;
-    for (const int b : group) {
-      const double dilation = shape(b).dilation;
-      const double keys = shape(b).segment / dilation;
-      const double span = std::min(rules_.shape.query_rows * stride, cell) / dilation;
-      const double seen = problem_.causal
-                              ? (keys + span + rules_.shape.key_rows) / 2
-                              : static_cast<double>(up(static_cast<std::int64_t>(keys), rules_.shape.key_rows));
-      sum += computed * seen * residues_per_position / (every ? 1 : dilation);
-    }
+    double least_dilation = INT_MAX;
+    for (const int b : group) least_dilation = std::min<double>(least_dilation, shape(b).dilation);
     const double covered = every ? 1 : 1 / least_dilation;
-    sum += kTileKeys * static_cast<double>(tile_rows) * residues_per_position * covered;
+    double sum = 0;
+    double positions = 0;
+    for (const std::int64_t cell : sample_cells(grid)) {
+      const std::int64_t rows = (cell + grid.stride - 1) / grid.stride;
+      const std::int64_t tile_rows = up(rows, rules_.shape.query_rows);
+      const std::int64_t group_rows = up(rows, kGroupRows);
+      const double idle = 1 - static_cast<double>(group_rows) / static_cast<double>(tile_rows);
+      const double computed = static_cast<double>(group_rows) * (1 + 0.3 * idle);  // fewer groups hide less
+      const auto residues = static_cast<double>(std::min<std::int64_t>(grid.stride, cell));
+      for (const int b : group) {
+        const double dilation = shape(b).dilation;
+        const double keys = shape(b).segment / dilation;
+        const double span =
+            static_cast<double>(std::min<std::int64_t>(std::int64_t{rules_.shape.query_rows} * grid.stride, cell)) /
+            dilation;
+        const double seen = problem_.causal
+                                ? (keys + span + rules_.shape.key_rows) / 2
+                                : static_cast<double>(up(static_cast<std::int64_t>(keys), rules_.shape.key_rows));
+        sum += computed * seen * residues / (every ? 1 : dilation);
+      }
+      sum += kTileKeys * static_cast<double>(tile_rows) * residues * covered;
+      positions += static_cast<double>(cell);
+    }
+    sum /= positions;
     return stores_state ? sum + kStatePairs * covered : sum;
   }
 
@@ -131,7 +172,8 @@ class Maker {
         grouping.back().push_back(order[i]);
         if (i + 1 < order.size() && (cuts >> i & 1) != 0) grouping.emplace_back();
       }
-      if (!std::ranges::all_of(grouping, [&](const auto& group) { return nests(group); })) continue;
+      if (!std::ranges::all_of(grouping, [&](const auto& group) { return can_share(group, grouping.size() == 1); }))
+        continue;
       double sum = 0;
       for (std::size_t i = 0; i < grouping.size(); ++i) sum += cost(grouping[i], i + 1 < grouping.size());
       if (sum < least) {
@@ -154,14 +196,14 @@ class Maker {
       Sweep& sweep = tiling.sweeps[i];
       sweep.first_branch = tiling.branch_count;
       sweep.branch_count = static_cast<int>(grouping[i].size());
-      sweep.cell = INT_MAX;
       const bool kept = rules_.kept_rows > 0;
       sweep.continues = kept || (!apart && i > 0);
       sweep.is_last = !kept && (apart || i + 1 == grouping.size());
+      grids_.push_back(grid_of(grouping[i]));
+      sweep.stride = grids_.back().stride;
+      sweep.cell = grids_.back().cell;
       for (const int b : grouping[i]) {
         tiling.branches[tiling.branch_count++] = shape(b);
-        sweep.stride = std::max(sweep.stride, shape(b).dilation);
-        sweep.cell = std::min(sweep.cell, shape(b).segment);
         schedule_.branch_order.push_back(b);
         for (std::int64_t head = 0; head < problem_.heads; ++head) schedule_.classes.push_back(class_of(b, head));
       }
@@ -224,28 +266,69 @@ class Maker {
     return spans;
   }
 
-  // The cells of positions [begin, end) of a document: whole ones, in runs that share a longer segment, then the rest.
-  void add_cells(Stretch stretch, std::int64_t begin, std::int64_t end) {
+  // The cells of positions [begin, end) of a document; `begin` is a multiple of the sweep's cell.
+  void add_cells(const Stretch& stretch, std::int64_t begin, std::int64_t end) {
+    const Grid& grid = grids_[static_cast<std::size_t>(stretch.sweep)];
+    if (next_cut(grid, begin) >= end) return add_run(stretch, grid, begin, end);
+    // Cells of one longest segment share its keys: those of a few heads at a time, so that they stay in the cache.
+    const Stretch chunk = cut_chunk(stretch, grid);
+    for (std::int64_t next; begin < end; begin = next) {
+      next = std::min((begin / grid.longest + 1) * grid.longest, end);
+      for (int batch = 0; batch < stretch.batches; batch += chunk.batches)
+        for (int head = 0; head < stretch.heads; head += chunk.heads) {
+          Stretch part = stretch;
+          part.first_batch += batch;
+          part.batches = std::min(chunk.batches, stretch.batches - batch);
+          part.first_head += head;
+          part.heads = std::min(chunk.heads, stretch.heads - head);
+          part.state_row += std::int64_t{head} * stretch.state_span;
+          for (std::int64_t at = begin, cut; at < next; at = cut) {
+            cut = std::min(next_cut(grid, at), next);
+            add_run(part, grid, at, cut);
+          }
+        }
+    }
+  }
+
+  // The heads and batches that walk one longest segment together where cells are cut.
+  Stretch cut_chunk(Stretch stretch, const Grid& grid) const {
+    const std::int64_t row_bytes = problem_.head_dim * (problem_.dtype == DType::fp32 ? 4 : 2) * 2;
+    const std::int64_t length = std::min(grid.longest, stretch.document_length);
+    const std::int64_t most = std::max<std::int64_t>(
+        1, kCutKeyBytes / std::max<std::int64_t>(1, length * row_bytes) * (problem_.heads / problem_.kv_heads));
+    const std::int64_t chunks = (std::int64_t{stretch.heads} * stretch.batches + most - 1) / most;
+    if (grid.cut_stretches * chunks > kMaxCutStretches) return stretch;
+    stretch.batches = to_int(std::clamp<std::int64_t>(most / stretch.heads, 1, stretch.batches));
+    stretch.heads = to_int(std::min<std::int64_t>(most, stretch.heads));
+    return stretch;
+  }
+
+  // Positions [begin, end) of a document, which no uneven segment cuts: the rest of a cell, whole ones, in runs that
+  // share a longer segment, and what is left.
+  void add_run(Stretch stretch, const Grid& grid, std::int64_t begin, std::int64_t end) {
     const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
-    int longest = sweep.cell;
-    for (int b = 0; b < sweep.branch_count; ++b)
-      longest = std::max(longest, schedule_.tiling.branches[sweep.first_branch + b].segment);
-    const std::int64_t nest = longest / sweep.cell;
-    std::int64_t cell = begin / sweep.cell;
-    const std::int64_t whole = (end - begin) / sweep.cell;
-    const std::int64_t rest = (end - begin) % sweep.cell;
     const auto add = [&](std::int64_t inner, std::int64_t outer, std::int64_t length) {
-      stretch.first_cell = static_cast<int>(cell);
+      stretch.first_cell = static_cast<int>((begin - stretch.grid_begin) / sweep.cell);
       stretch.inner_cells = static_cast<int>(inner);
       stretch.outer_cells = static_cast<int>(outer);
       stretch.residues = divide_up(static_cast<int>(std::min<std::int64_t>(sweep.stride, length)), sweep.step);
       stretch.blocks = divide_up(divide_up(static_cast<int>(length), sweep.stride), rules_.shape.query_rows);
-      cell += inner * outer;
+      begin += inner * outer * length;
       push(stretch);
     };
+    if (begin % sweep.cell != 0) {
+      const std::int64_t length = std::min(up(begin, sweep.cell), end) - begin;
+      stretch.grid_begin = static_cast<int>(begin);
+      stretch.grid_end = static_cast<int>(begin + length);
+      add(1, 1, length);
+    }
+    stretch.grid_begin = 0;
+    stretch.grid_end = static_cast<int>(end);
+    const std::int64_t nest = grid.longest / sweep.cell;
+    const std::int64_t whole = (end - begin) / sweep.cell;
     if (whole / nest > 0) add(nest, whole / nest, sweep.cell);
     if (whole % nest > 0) add(whole % nest, 1, sweep.cell);
-    if (rest > 0) add(1, 1, rest);
+    if (begin < end) add(1, 1, end - begin);
   }
 
   void push(Stretch stretch) {
@@ -435,6 +518,7 @@ class Maker {
   const Plan& plan_;
   const ScheduleRules& rules_;
   std::vector<BranchShape> shapes_;
+  std::vector<Grid> grids_;  // [sweep]
   Schedule schedule_;
 };
 

@@ -1,7 +1,7 @@
 // Tiles on a GPU: which queries of which head, against which keys. Plain data and arithmetic for host and device.
 //
 // A sweep is a set of branches whose keys go through one running softmax. Its cells are the segments of its shortest
-// branch, into which the segments of its other branches fall apart; its stride is its largest dilation, which all
+// branch, cut where a segment of another of its branches ends within one; its stride is its largest dilation, which all
 // others divide. So the queries first, first + stride, ... of one cell lie in one segment and in one class of every
 // branch of the sweep (eq. 1 and 2): such queries make a tile, and no row of a tile ever needs keys that another row
 // must not see, but for the causal edge.
@@ -40,7 +40,7 @@ struct Sweep {
   int first_branch = 0;
   int branch_count = 0;
   int stride = 1;          // largest dilation
-  int cell = 0;            // shortest segment
+  int cell = 0;            // shortest segment: the longest that a cell can be
   int step = 1;            // only residues anchor + i * step (mod stride) of a cell are walked; no branch covers others
   bool continues = false;  // starts from the state that the sweep before left
   bool is_last = true;     // writes results; otherwise state
@@ -51,6 +51,9 @@ struct Stretch {
   int sweep = 0;
   int document_begin = 0;
   int document_length = 0;
+  // Cell i begins at grid_begin + i * Sweep::cell; the last one is cut at grid_end. Counted from the document.
+  int grid_begin = 0;
+  int grid_end = 0;
   int first_cell = 0;
   // Tiles in this order, the first one fastest. Inner cells share the keys of a longer segment, which thus stay in the
   // cache.
@@ -179,8 +182,8 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   }
   if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
 
-  const int cell_begin = cell * sweep.cell;
-  const int cell_length = at_most(sweep.cell, stretch.document_length - cell_begin);
+  const int cell_begin = stretch.grid_begin + cell * sweep.cell;
+  const int cell_length = at_most(sweep.cell, stretch.grid_end - cell_begin);
   const int anchor = tiling.anchors[static_cast<std::int64_t>(stretch.sweep) * tiling.heads + tile.head];
   const int first = residue * sweep.step + anchor;
   const int rows_before = block * tiling.shape.query_rows;

@@ -136,6 +136,17 @@ RC_GTEST_PROP(KeyScheduleProperty, TilesAreTheProblem, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
+// All branches in one sweep, however their segments lie.
+RC_GTEST_PROP(KeyScheduleProperty, SegmentsThatDoNotNestShareASweep, ()) {
+  const Problem problem = support::draw_dividing_problem(150);
+  ScheduleRules rules;
+  rules.shape = support::draw_bool() ? TileShape{128, 64} : TileShape{3, 2};
+  rules.forced_sweeps.emplace_back();
+  for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) rules.forced_sweeps[0].push_back(b);
+  const std::string fault = faults(problem, rules);
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
 // Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
 TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   Problem problem;

@@ -157,6 +157,32 @@ RC_GTEST_PROP(ScheduleProperty, AnyOrderOfSweepsIsRight, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
+// All branches in one sweep, however their segments lie: cells are cut where any segment ends.
+RC_GTEST_PROP(ScheduleProperty, SegmentsThatDoNotNestShareASweep, ()) {
+  const Problem problem = support::draw_dividing_problem(150);
+  ScheduleRules rules;
+  rules.shape = *rc::gen::elementOf(std::vector<TileShape>(std::begin(kShapes), std::end(kShapes)));
+  rules.arrivals = static_cast<int>(support::draw_between(1, 3));
+  rules.forced_sweeps.emplace_back();
+  for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) rules.forced_sweeps[0].push_back(b);
+  const std::string fault = faults(problem, rules);
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
+// Two sweeps, each with cuts of its own: state passes from cells of one kind to cells of another.
+RC_GTEST_PROP(ScheduleProperty, SweepsWithCutsHandStateOn, ()) {
+  const Problem problem = support::draw_dividing_problem(150);
+  ScheduleRules rules;
+  rules.shape = {3, 2};
+  rules.state_bytes = support::draw_between(1, 20000);
+  rules.forced_sweeps.resize(2);
+  for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b)
+    rules.forced_sweeps[static_cast<std::size_t>(b % 2)].push_back(b);
+  if (rules.forced_sweeps[1].empty()) rules.forced_sweeps.pop_back();
+  const std::string fault = faults(problem, rules);
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
 Problem many_branches(bool causal) {
   Problem problem;
   problem.tokens = 1 << 19;
@@ -176,6 +202,32 @@ TEST(Schedule, OneSweepWhereThePatternNestsAndNothingIsWasted) {
   EXPECT_EQ(schedule.sweep_count, 1);
   EXPECT_EQ(schedule.state_rows, 0);
   EXPECT_EQ(schedule.stretches.size(), 1u);
+}
+
+TEST(Schedule, OneSweepWhereSegmentsDoNotNest) {
+  Problem problem = many_branches(false);
+  problem.pattern = make_pattern(Preset::longnet, {2048, 8999}, {1, 4}, 16);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 160};
+  const Schedule schedule = make_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.sweep_count, 1);
+  EXPECT_EQ(schedule.state_rows, 0);
+  EXPECT_LE(schedule.stretches.size(), 65536u);
+}
+
+// A plan stays small: with a cut in every cell of a long sequence, sweeps go one after the other.
+TEST(Schedule, SweepsStayApartWhereCutsWouldBeTooMany) {
+  Problem problem = many_branches(false);
+  problem.tokens = 1 << 28;
+  problem.documents.clear();
+  problem.pattern = make_pattern(Preset::longnet, {2048, 2049}, {1, 1}, 16);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 160};
+  const Schedule schedule = make_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.sweep_count, 2);
+  EXPECT_LE(schedule.stretches.size(), 65536u);
 }
 
 TEST(Schedule, CausalProblemsSplitAndTheirStateIsBounded) {
