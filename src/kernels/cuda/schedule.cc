@@ -45,8 +45,9 @@ class Maker {
   }
 
   Schedule make() {
-    const bool apart = heads_are_apart();
-    const Grouping grouping = choose_grouping(apart);
+    const Grouping grouping = choose_grouping(heads_are_apart());
+    const bool apart =
+        heads_are_apart() && std::ranges::all_of(grouping, [](const auto& group) { return group.size() == 1; });
     fill_tiling(grouping, apart);
     if (rules_.kept_rows > 0) {
       add_kept();
