@@ -84,43 +84,48 @@ std::int64_t Resharding::row_bytes(Pass pass, bool homeward, const Unit& unit) c
 }
 
 std::int64_t Resharding::unit_bytes(Pass pass, const Unit& unit) const {
-  return problem_.batch * unit.rows.count * (row_bytes(pass, false, unit) + row_bytes(pass, true, unit));
+  Carver carver;
+  carve_unit(pass, unit, carver);
+  return carver.used_bytes();
 }
 
-// In the order of messages. fp32 lanes come first, so that all are aligned.
+// Each tensor begins where the copy engine of a GPU can begin, however odd the numbers of rows are.
+Resharding::UnitTensors Resharding::carve_unit(Pass pass, const Unit& unit, Carver& carver) const {
+  const auto heads = static_cast<std::int64_t>(unit.heads.size());
+  const std::int64_t rows = problem_.batch * unit.rows.count, dim = problem_.head_dim;
+  const auto take = [&](DType dtype, std::int64_t n, std::int64_t width) {
+    auto* data = carver.take<std::byte>("unit", rows * n * width * size_of(dtype));
+    return TensorView(data, dtype, {problem_.batch, unit.rows.count, n, width});
+  };
+  const bool forward = pass == Pass::forward;
+  UnitTensors unit_tensors;
+  unit_tensors.lse = carver.take<float>("unit", rows * heads);
+  if (!forward) unit_tensors.delta = carver.take<float>("unit", rows * heads);
+  unit_tensors.values = take(DType::fp32, heads, dim);
+  if (!forward) unit_tensors.both = take(DType::fp32, 1, 2 * dim);
+  unit_tensors.q = take(problem_.dtype, heads, dim);
+  if (!forward) unit_tensors.dout = take(problem_.dtype, heads, dim);
+  unit_tensors.k = take(problem_.dtype, 1, dim);
+  unit_tensors.v = take(problem_.dtype, 1, dim);
+  return unit_tensors;
+}
+
+// In the order of messages.
 std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const Unit& unit, const Tensors& own,
                                                 std::byte* memory) const {
   const auto heads = static_cast<std::int64_t>(unit.heads.size());
   const std::int64_t count = unit.rows.count, batch = problem_.batch, dim = problem_.head_dim;
   const std::int64_t own_rows = count_rows(pieces_of(sharding_, problem_.tokens, rank_));
-  const auto take = [&](DType dtype, std::int64_t n, std::int64_t width) {
-    TensorView view(memory, dtype, {batch, count, n, width});
-    if (memory != nullptr) memory += batch * count * n * width * size_of(dtype);
-    return view;
-  };
-  const auto take_rows = [&] {
-    auto* data = reinterpret_cast<float*>(memory);
-    if (memory != nullptr) memory += batch * count * heads * 4;
-    return data;
-  };
-  // fp32 in front, of both directions.
   const bool forward = pass == Pass::forward;
-  float* lse = take_rows();
-  float* delta = forward ? nullptr : take_rows();
-  const TensorView values = take(DType::fp32, heads, dim);  // out, or dq
-  // dk and dv of a row lie together, as a GPU's kernel leaves them.
-  const TensorView both = forward ? TensorView{} : take(DType::fp32, 1, 2 * dim);
+  Carver carver(memory);
+  const UnitTensors at = carve_unit(pass, unit, carver);
   const auto half_of_both = [&](std::int64_t i) {
-    TensorView view = both;
+    TensorView view = at.both;
     view.shape[3] = dim;
     if (view.data != nullptr) view.data = static_cast<float*>(view.data) + i * dim;
     return view;
   };
   const TensorView dk = half_of_both(0), dv = half_of_both(1);
-  const TensorView q = take(problem_.dtype, heads, dim);
-  const TensorView dout = forward ? TensorView{} : take(problem_.dtype, heads, dim);
-  const TensorView k = take(problem_.dtype, 1, dim);
-  const TensorView v = take(problem_.dtype, 1, dim);
 
   std::vector<Lane> result;
   for (std::int64_t i = 0; i < heads; ++i) {
@@ -128,16 +133,16 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
     const auto own_row = [&](const float* data) {
       return head_of_rows(const_cast<float*>(data), batch, problem_.heads, own_rows, head);
     };
-    const TensorView unit_lse = head_of_rows(lse, batch, heads, count, i);
+    const TensorView unit_lse = head_of_rows(at.lse, batch, heads, count, i);
     if (homeward && forward) {
       result.push_back({{}, unit_lse, head, Lane::Kind::lse});
-      result.push_back({{}, head_of(values, i), head, Lane::Kind::values});
+      result.push_back({{}, head_of(at.values, i), head, Lane::Kind::values});
     } else if (homeward) {
-      result.push_back({head_of(own.dq, head), head_of(values, i), head, Lane::Kind::added});
+      result.push_back({head_of(own.dq, head), head_of(at.values, i), head, Lane::Kind::added});
     } else {
       if (!forward) {
         result.push_back({own_row(own.lse), unit_lse, head});
-        result.push_back({own_row(own.delta), head_of_rows(delta, batch, heads, count, i), head});
+        result.push_back({own_row(own.delta), head_of_rows(at.delta, batch, heads, count, i), head});
       }
     }
   }
@@ -148,11 +153,11 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
   if (homeward) return result;
   for (std::int64_t i = 0; i < heads; ++i) {
     const std::int64_t head = unit.heads[static_cast<std::size_t>(i)];
-    result.push_back({head_of(writable(own.q), head), head_of(q, i), head});
-    if (!forward) result.push_back({head_of(writable(own.dout), head), head_of(dout, i), head});
+    result.push_back({head_of(writable(own.q), head), head_of(at.q, i), head});
+    if (!forward) result.push_back({head_of(writable(own.dout), head), head_of(at.dout, i), head});
   }
-  result.push_back({head_of(writable(own.k), unit.kv_head), head_of(k, 0), unit.kv_head});
-  result.push_back({head_of(writable(own.v), unit.kv_head), head_of(v, 0), unit.kv_head});
+  result.push_back({head_of(writable(own.k), unit.kv_head), head_of(at.k, 0), unit.kv_head});
+  result.push_back({head_of(writable(own.v), unit.kv_head), head_of(at.v, 0), unit.kv_head});
   return result;
 }
 

@@ -76,6 +76,16 @@ class Resharding {
     std::unique_ptr<Kernels> kernels;
   };
 
+  // A unit in memory, both directions together.
+  struct UnitTensors {
+    float* lse = nullptr;    // [batch, heads, rows]
+    float* delta = nullptr;  // the same; backward
+    TensorView values;       // out, or dq: fp32
+    TensorView both;         // backward: dk and dv of a row lie together, as a GPU's kernel leaves them
+    TensorView q, dout, k, v;
+  };
+
+  UnitTensors carve_unit(Pass pass, const Unit& unit, Carver& carver) const;
   std::vector<Lane> lanes(Pass pass, bool homeward, const Unit& unit, const Tensors& own, std::byte* memory) const;
   std::int64_t unit_bytes(Pass pass, const Unit& unit) const;
   std::int64_t row_bytes(Pass pass, bool homeward, const Unit& unit) const;

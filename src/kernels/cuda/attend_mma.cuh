@@ -9,6 +9,7 @@
 #include "kernels/cuda/loads_mma.cuh"
 #include "kernels/cuda/products_mma.cuh"
 #include "kernels/cuda/tiles_mma.h"
+#include "kernels/softmax_state.h"
 
 namespace annulus::cuda::mma {
 
@@ -191,7 +192,7 @@ class Attend {
       if (inside(r) && lane_ % 4 == 0) sums = __ldcg(launch_.state_sums + state_row(r));
       const float before = __shfl_sync(0xffffffffu, sums.y, lane_ & ~3);
       const float maximum = __shfl_sync(0xffffffffu, sums.x, lane_ & ~3);
-      if (before == 0.0f) continue;
+      if (before == 0.0f && maximum != kLowest) continue;
       m_[r] = maximum;
       l_[r] = sums.y;
       const float* from = launch_.state_values + state_row(r) * launch_.head_dim;
@@ -289,6 +290,8 @@ class Attend {
         m_[r] = now;
         l_[r] += static_cast<float>(tile_.zero_keys) * exp2f(-now);
       }
+      // Every row sees a key of each branch of its tile (of meetings that is not known): all logits were -inf.
+      if (m_[r] == -INFINITY && tile_.branch_count > 0 && launch_.meetings.tiles == nullptr) m_[r] = kLowest;
       if (!inside(r)) continue;
       if (tile_.is_last)
         bad = !store_row(r) || bad;
@@ -315,7 +318,7 @@ class Attend {
   // Whether all of it was finite.
   __device__ bool store_row(int r) {
     const std::int64_t position = tile_.position + static_cast<std::int64_t>(tile_.stride) * tile_row(r);
-    const float factor = l_[r] == 0.0f ? 0.0f : launch_.output_scale / l_[r];
+    const float factor = l_[r] != 0.0f ? launch_.output_scale / l_[r] : m_[r] == kLowest ? NAN : 0.0f;
     float odd = 0.0f;  // NaN as soon as anything is not finite
     T* to = out_row(position);
 #pragma unroll

@@ -64,15 +64,14 @@ class DqFinder {
   __device__ __forceinline__ void find() {
     Tile& tile = sh_.tiles[record_.slot];
     for (;;) {
-      index_ = index_ < 0 ? static_cast<std::int64_t>(blockIdx.x)
-                          : static_cast<std::int64_t>(atomicAdd(&launch_.control->next_tile, 1ull)) + gridDim.x;
-      if (index_ >= launch_.tile_count) {
+      const auto index = static_cast<std::int64_t>(atomicAdd(&launch_.control->next_tile, 1ull));
+      if (index >= launch_.tile_count) {
         tile.sweep = kNoMoreTiles;
         break;
       }
-      at_ = find_stretch(launch_.stretches, launch_.stretch_count, index_, at_);
+      at_ = find_stretch(launch_.stretches, launch_.stretch_count, index, at_);
       const Stretch& stretch = launch_.stretches[at_];
-      locate(launch_.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
+      locate(launch_.tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
       if (!has_nothing_to_do(tile)) break;
       if (tile.signal_set == kNoSet) continue;
       // Whoever waits for this set trusts it for the sets before.
@@ -87,8 +86,7 @@ class DqFinder {
  private:
   const Launch& launch_;
   const DqShared<C>& sh_;
-  std::int64_t index_ = -1;  // of the tile
-  int at_ = 0;               // stretch
+  int at_ = 0;  // stretch
   Ring record_;
 };
 

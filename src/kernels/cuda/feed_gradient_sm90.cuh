@@ -87,8 +87,7 @@ class ItemFinder {
     for (;;) {
       item.starts = head_ == end_;
       if (item.starts) {
-        index_ = index_ < 0 ? static_cast<std::int64_t>(blockIdx.x)
-                            : static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + gridDim.x;
+        index_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull));
         if (index_ >= launch.tile_count) {
           item.done = true;
           return false;
@@ -131,9 +130,9 @@ class ItemFinder {
 
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
-  std::int64_t index_ = -1;  // of the tile
-  int at_ = 0;               // stretch
-  int head_ = 0, end_ = 0;   // query heads of the present tile that are still to come
+  std::int64_t index_ = 0;  // of the tile
+  int at_ = 0;              // stretch
+  int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
 };
 
 // ---- Producer, warp 0, one thread: what the copy engine brings

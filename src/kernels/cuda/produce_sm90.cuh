@@ -76,12 +76,14 @@ constexpr int kNoMoreTiles = -1;  // in Tile::sweep
 template <Sm90Config C>
 class TileFinder {
  public:
-  __device__ TileFinder(const Launch& launch, const Shared<C>& sh) : launch_(launch), sh_(sh), index_(blockIdx.x) {}
+  __device__ TileFinder(const Launch& launch, const Shared<C>& sh) : launch_(launch), sh_(sh) {}
 
   // The next tile that has something to do, into the next record. That one's last readers are through: they belong to
   // the tile whose query slot the present tile has.
   __device__ __forceinline__ void find() {
     Tile& tile = sh_.tiles[record_.slot];
+    // By the counter from the first one on: tiles wait for those before them, so those must belong to blocks that run.
+    if (index_ < 0) index_ = take();
     for (;;) {
       if (index_ >= launch_.tile_count) {
         tile.sweep = kNoMoreTiles;
@@ -90,7 +92,7 @@ class TileFinder {
       at_ = find_stretch(launch_.stretches, launch_.stretch_count, index_, at_);
       const Stretch& stretch = launch_.stretches[at_];
       locate(launch_.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
-      index_ = static_cast<std::int64_t>(atomicAdd(&launch_.control->next_tile, 1ull)) + gridDim.x;
+      index_ = take();
       if (!has_nothing_to_do(tile)) break;
       if (tile.signal_set == kNoSet) continue;
       // Whoever waits for this set trusts it for the sets before. Those need no store, so waiting here blocks nobody.
@@ -103,10 +105,14 @@ class TileFinder {
   }
 
  private:
+  __device__ __forceinline__ std::int64_t take() const {
+    return static_cast<std::int64_t>(atomicAdd(&launch_.control->next_tile, 1ull));
+  }
+
   const Launch& launch_;
   const Shared<C>& sh_;
-  std::int64_t index_;
-  int at_ = 0;  // stretch
+  std::int64_t index_ = -1;  // of the next tile
+  int at_ = 0;               // stretch
   Ring record_;
 };
 
