@@ -267,7 +267,8 @@ struct Backward::Impl {
     return shape;
   }
 
-  void run_rows(const GradientLaunch& g, rows::GradientRows what, bool only_non_finite, cudaStream_t stream) const {
+  void run_rows(const GradientLaunch& g, rows::GradientRows what, bool only_non_finite, bool overlaps,
+                cudaStream_t stream) const {
     GradientRowLaunch launch;
     launch.gradient = g;
     launch.rows.documents = reinterpret_cast<const std::int64_t*>(documents.data());
@@ -281,7 +282,9 @@ struct Backward::Impl {
     launch.rows.causal = problem.causal;
     launch.rows.padded = problem.pattern.pad_like_torchscale && !problem.causal;
     launch.delta_stride = detached() ? rows() : 0;
-    rows::launch_gradient(launch, what, problem.dtype, device.multiprocessors, stream);
+    LaunchShape shape = launch_shape();
+    shape.overlaps = overlaps;
+    rows::launch_gradient(launch, what, shape, device.multiprocessors, stream);
   }
 
   void run_pass(const Tiled& choice, const Pass& pass, GradientLaunch g, const Memory& memory, bool is_counter_clear,
@@ -292,7 +295,7 @@ struct Backward::Impl {
     launch.stretches = reinterpret_cast<const Stretch*>(pass.stretches.data());
     launch.stretch_count = static_cast<int>(pass.schedule.stretches.size());
     launch.tile_count = pass.schedule.tile_count;
-    launch.sets = scratch.sets;
+    launch.sets = pass.schedule.set_count > 0 ? scratch.sets : nullptr;
     launch.state_sums = scratch.state_sums;
     launch.state_values = scratch.state_values;
     for (std::size_t i = 0; i < pass.schedule.branch_order.size() && detached(); ++i)
@@ -306,6 +309,9 @@ struct Backward::Impl {
     if (scratch.zeroed_bytes > 0)
       check(cudaMemsetAsync(memory.scratch, 0, static_cast<std::size_t>(scratch.zeroed_bytes), stream),
             "clear the state");
+    // Behind delta.cu, with nothing between.
+    shape.overlaps =
+        choice.name == "sm90" && pass.part == mma::Part::dk_dv && is_counter_clear && scratch.zeroed_bytes == 0;
     if (choice.name != "sm90" || pass.part == mma::Part::deltas)
       mma::launch_gradient(g, shape, pass.part, stream);
     else if (pass.part == mma::Part::dq)
@@ -322,12 +328,12 @@ struct Backward::Impl {
       return delta::launch(g, args.out.data, strides_of(args.out), scale == 0 ? 0.0f : static_cast<float>(1 / scale),
                            launch_shape(), stream);
     check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
-    if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, stream);
+    if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, false, stream);
     if (g.dq_sums != nullptr)
       check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(sum_floats()) * sizeof(float), stream),
             "clear the sums of dq");
     for (const Pass& pass : choice->deltas) run_pass(*choice, pass, g, memory, false, stream);
-    run_rows(g, rows::GradientRows::deltas, true, stream);
+    run_rows(g, rows::GradientRows::deltas, true, false, stream);
   }
 
   // The first kernel that can follow these addresses and strides, or null: row by row.
@@ -355,8 +361,11 @@ struct Backward::Impl {
     if (choice != nullptr)
       for (const Pass& pass : choice->passes)
         run_pass(*choice, pass, g, memory, !detached() && &pass == &choice->passes.front(), stream);
-    if (g.dq_sums != nullptr) delta::round(g, launch_shape(), stream);
-    run_rows(g, rows::GradientRows::results, choice != nullptr, stream);
+    const bool hopper = choice != nullptr && choice->name == "sm90";  // its last pass is gradient_sm90.cuh
+    LaunchShape shape = launch_shape();
+    shape.overlaps = hopper;
+    if (g.dq_sums != nullptr) delta::round(g, shape, stream);
+    run_rows(g, rows::GradientRows::results, choice != nullptr, hopper, stream);
   }
 };
 

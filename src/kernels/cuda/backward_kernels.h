@@ -49,7 +49,8 @@ void launch_gradient(const GradientLaunch& launch, const LaunchShape& shape, Par
 namespace rows {
 enum class GradientRows { deltas, results };
 void prepare_gradient(DType dtype);
-void launch_gradient(const GradientRowLaunch& launch, GradientRows what, DType dtype, int multiprocessors,
+// `shape` gives the type, and whether the launch overlaps the one before.
+void launch_gradient(const GradientRowLaunch& launch, GradientRows what, const LaunchShape& shape, int multiprocessors,
                      cudaStream_t stream);
 }  // namespace rows
 

@@ -35,8 +35,9 @@ void with_kernel(DType dtype, std::int64_t head_dim, bool causal, F f) {
   with_config<__nv_bfloat16>(config, f);
 }
 
-GradientParams make_params(const GradientLaunch& g, const LaunchShape& shape, int query_rows) {
-  GradientParams params{};
+template <int kBranches>
+GradientParams<kBranches> make_params(const GradientLaunch& g, const LaunchShape& shape, int query_rows) {
+  GradientParams<kBranches> params{};
   params.launch = g;
   const Launch& launch = g.common;
   const StridedMaps maps(shape.dtype, launch.tokens, launch.head_dim, shape.batch);
@@ -83,25 +84,35 @@ bool can_address(const GradientLaunch& g, const LaunchShape& shape) {
 
 int prepare_gradient(const Problem& problem) {
   with_kernel(problem.dtype, problem.head_dim, problem.causal, [&]<int kConfig, class T>() {
-    for (const auto kernel : {gradient<kConfig, T, false>, gradient<kConfig, T, true>})
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kSm90GradientConfigs[kConfig].shared_bytes()),
+    const auto raise = [](auto kernel, int bytes) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "raise the shared memory of the kernel `sm90`");
+    };
+    raise(gradient<kConfig, T, false, kMaxGradientBranches>, kGradientConfig<kConfig, false>.shared_bytes());
+    raise(gradient<kConfig, T, true, kMaxGradientBranches>, kGradientConfig<kConfig, true>.shared_bytes());
+    raise(gradient<kConfig, T, true, kFewBranches>, kGradientConfig<kConfig, true>.shared_bytes());
   });
   return 1;
 }
 
 void launch_gradient(const GradientLaunch& g, const LaunchShape& shape, cudaStream_t stream) {
   with_kernel(shape.dtype, g.common.head_dim, g.causal, [&]<int kConfig, class T>() {
-    constexpr Sm90GradientConfig kC = kSm90GradientConfigs[kConfig];
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, g.common.tile_count));
-    config.blockDim = kGradientThreads;
-    config.dynamicSmemBytes = kC.shared_bytes();
-    config.stream = stream;
-    check(cudaLaunchKernelEx(&config, g.dq_sums != nullptr ? gradient<kConfig, T, true> : gradient<kConfig, T, false>,
-                             make_params(g, shape, kC.query_rows)),
-          "start the kernel `sm90`");
+    const auto start = [&]<bool kDq, int kBranches>() {
+      constexpr Sm90GradientConfig kC = kGradientConfig<kConfig, kDq>;
+      cudaLaunchConfig_t config{};
+      cudaLaunchAttribute attribute{};
+      set_overlap(config, attribute, shape.overlaps);
+      config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, g.common.tile_count));
+      config.blockDim = kGradientThreads;
+      config.dynamicSmemBytes = kC.shared_bytes();
+      config.stream = stream;
+      check(cudaLaunchKernelEx(&config, gradient<kConfig, T, kDq, kBranches>,
+                               make_params<kBranches>(g, shape, kC.query_rows)),
+            "start the kernel `sm90`");
+    };
+    if (g.dq_sums == nullptr) return start.template operator()<false, kMaxGradientBranches>();
+    if (g.common.tiling.branch_count <= kFewBranches) return start.template operator()<true, kFewBranches>();
+    start.template operator()<true, kMaxGradientBranches>();
   });
 }
 

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
                                                          const Strides out_stride, const float factor) {
   constexpr int kLanes = kDim / 8, kStep = kThreads / kLanes;
   const Launch& launch = g.common;
+  ptx::let_next_start();
   const Run run(kStep * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const T* from = static_cast<const T*>(out) + run.batch * out_stride.batch + run.head * out_stride.head + lane * 8;
@@ -93,6 +94,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     deltas(const __grid_constant__ GradientLaunch g, const void* out, const Strides out_stride, const float factor) {
   const Launch& launch = g.common;
+  ptx::let_next_start();
   const Run run(kThreads / 32 * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   clear_control(g);
@@ -118,6 +120,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads) rounded(const __grid_constant__ GradientLaunch g) {
   const Launch& launch = g.common;
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int lanes = launch.head_dim / 4, step = kThreads / lanes;
   const Run run(step * kRowsAThread, launch.tokens, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % lanes, row_in = static_cast<int>(threadIdx.x) / lanes;
@@ -159,6 +163,8 @@ void start(Kernel kernel, int rows, const GradientLaunch& g, const LaunchShape& 
            Args... args) {
   const std::int64_t runs = (g.common.tokens + rows - 1) / rows;
   cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute{};
+  set_overlap(config, attribute, shape.overlaps);
   config.gridDim = static_cast<unsigned>(runs * g.common.heads * shape.batch);
   config.blockDim = kThreads;
   config.stream = stream;

@@ -3,7 +3,7 @@
 // Tiles of queries, as in attend_sm90.cuh: two consumer warpgroups of 64 queries each walk the keys that they see.
 //   S = Q K^T, dP = dO V^T, dS = P (dP - Delta), dQ += dS K
 // S and dP of a block are in flight beside dQ of the block before. A block of keys is read by S, and by dQ a turn
-// later, so K has a stage more than V.
+// later, so K has a stage more than V. The groups take turns to issue, as in attend_sm90.cuh.
 //
 //   producer, warp 0       Q and dO of a tile, then K and V of all branches
 //   producer, warps 1, 2   store dQ of one consumer each, clear rows that nothing covers; warp 1 finds the next tile
@@ -26,6 +26,7 @@ struct DqParams {
 
 constexpr int kDqStored = 1;  // + 2 * consumer + query slot: dQ lies in shared memory
 constexpr int kDqGroup = 5;   // + consumer: its own 128 threads
+constexpr int kDqTurn = 7;    // + consumer: its turn to issue
 
 template <Sm90DqConfig C>
 struct DqShared {
@@ -199,6 +200,9 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
   std::uint32_t ds[kScores / 2];
   Ring query, record, key, before, value;  // before: the block of keys that dQ is still to read
 
+  if (group == 1) ptx::named_arrive(kDqTurn, 256);  // consumer 0 has the first turn
+  const auto take_turn = [&]() __attribute__((always_inline)) { ptx::named_sync(kDqTurn + group, 256); };
+  const auto pass_turn = [&]() __attribute__((always_inline)) { ptx::named_arrive(kDqTurn + (group ^ 1), 256); };
   const auto issue_scores = [&]() __attribute__((always_inline)) {  // S = Q K^T
     const std::uint64_t a = ptx::descriptor(sh.slab(sh.query, query.slot, group), 16, 1024);
     const std::uint64_t b = ptx::descriptor(sh.key + key.slot * C.block_bytes(), 16, 1024);
@@ -334,10 +338,12 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
       for (int i = 1; i < mine; ++i) {
         next_block();
         ptx::mbarrier_wait(sh.key_full(key.slot), key.parity);
+        take_turn();
         issue_scores();
         ptx::mbarrier_wait(sh.value_full(value.slot), value.parity);
         issue_dp();
         issue_dq();
+        pass_turn();
         ptx::wgmma_wait<2>();
         exponentials();
         ptx::pin(s);
@@ -364,6 +370,10 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
     }
     for (int i = mine; i < total; ++i) {  // the other group still computes: keep step with it
       ptx::mbarrier_wait(sh.key_full(key.slot), key.parity);
+      if (i > 0) {
+        take_turn();
+        pass_turn();
+      }
       release(sh.key_empty(key.slot));
       key.advance<C.kKeyStages>();
       ptx::mbarrier_wait(sh.value_full(value.slot), value.parity);

@@ -6,16 +6,19 @@
 
 namespace annulus::cuda::sm90 {
 
+// For problems of up to so many branches. Most have one or two, and 25 KB of arguments take a while to reach the GPU.
+template <int kBranches>
 struct GradientParams {
   GradientLaunch launch;
-  StridedRows key[kMaxGradientBranches];  // [sweep]
-  StridedRows value[kMaxGradientBranches];
-  StridedRows query[kMaxGradientBranches];  // [branch of the tiling]
-  StridedRows grad[kMaxGradientBranches];
-  StridedRows dkey[kMaxGradientBranches];  // [sweep]
-  StridedRows dvalue[kMaxGradientBranches];
+  StridedRows key[kBranches];  // [sweep]
+  StridedRows value[kBranches];
+  StridedRows query[kBranches];  // [branch of the tiling]
+  StridedRows grad[kBranches];
+  StridedRows dkey[kBranches];  // [sweep]
+  StridedRows dvalue[kBranches];
 };
-static_assert(sizeof(GradientParams) <= 32764);  // of a kernel's arguments
+inline constexpr int kFewBranches = 2;
+static_assert(sizeof(GradientParams<kMaxGradientBranches>) <= 32764);  // of a kernel's arguments
 
 // Named barriers. 0 is __syncthreads.
 constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
@@ -28,32 +31,35 @@ template <Sm90GradientConfig C>
 struct GradientShared {
   std::uint32_t key, value, query, grad, ds, numbers, barriers;
   GradientBlock* blocks;  // [kBlocks], in turn
-  GradientNote* notes;    // [2], in turn; key_full and key_empty guard them
+  GradientNote* notes;    // [kKeySlots], in turn; key_full and key_empty guard them
   GradientItem* items;    // [2], in turn
 
   __device__ explicit GradientShared(std::uint8_t* raw) {
-    const std::uint32_t start = ptx::shared_address(raw);
-    key = (start + 1023) & ~1023u;
-    value = key + C.key_bytes();
+    key = ptx::shared_address(raw);
+    value = key + C.kKeySlots * C.key_bytes();
     query = value + C.key_bytes();
-    grad = query + C.stages * C.query_bytes();
-    ds = grad + C.stages * C.query_bytes();
-    numbers = ds + C.kDsSlots * C.ds_bytes();
-    barriers = numbers + C.stages * C.number_bytes();
-    std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - start);
+    grad = query + C.query_slots * C.query_bytes();
+    ds = grad + C.grad_slots * C.query_bytes();
+    numbers = ds + C.ds_slots * C.ds_bytes();
+    barriers = numbers + C.query_slots * C.number_bytes();
+    std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - key);
     blocks = reinterpret_cast<GradientBlock*>(rest);
     notes = reinterpret_cast<GradientNote*>(blocks + C.kBlocks);
     items = reinterpret_cast<GradientItem*>(notes + 2);
   }
-  __device__ std::uint32_t key_full() const { return barriers; }
-  __device__ std::uint32_t key_empty() const { return barriers + 8; }
-  __device__ std::uint32_t value_full() const { return barriers + 16; }
-  __device__ std::uint32_t value_empty() const { return barriers + 24; }
-  __device__ std::uint32_t ds_full(int slot) const { return barriers + 32 + 8 * slot; }
-  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.kDsSlots) + 8 * slot; }
-  __device__ std::uint32_t grad_full(int slot) const { return query_full(C.stages) + 8 * slot; }
-  __device__ std::uint32_t empty(int slot) const { return grad_full(C.stages) + 8 * slot; }
-  __device__ std::uint32_t item_full(int slot) const { return empty(C.stages) + 8 * slot; }
+  __device__ std::uint32_t key_slab(int slot) const { return key + slot * C.key_bytes(); }
+  __device__ std::uint32_t query_slab(int slot) const { return query + slot * C.query_bytes(); }
+  __device__ std::uint32_t grad_slab(int slot) const { return grad + slot * C.query_bytes(); }
+  __device__ std::uint32_t key_full(int slot) const { return barriers + 8 * slot; }
+  __device__ std::uint32_t key_empty(int slot) const { return key_full(C.kKeySlots) + 8 * slot; }
+  __device__ std::uint32_t value_full() const { return key_empty(C.kKeySlots); }
+  __device__ std::uint32_t value_empty() const { return value_full() + 8; }
+  __device__ std::uint32_t ds_full(int slot) const { return value_full() + 16 + 8 * slot; }
+  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.ds_slots) + 8 * slot; }
+  __device__ std::uint32_t query_empty(int slot) const { return query_full(C.query_slots) + 8 * slot; }
+  __device__ std::uint32_t grad_full(int slot) const { return query_empty(C.query_slots) + 8 * slot; }
+  __device__ std::uint32_t grad_empty(int slot) const { return grad_full(C.grad_slots) + 8 * slot; }
+  __device__ std::uint32_t item_full(int slot) const { return grad_empty(C.grad_slots) + 8 * slot; }
   __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
   __device__ std::uint32_t item_due() const { return item_empty(2); }
 };
@@ -87,7 +93,7 @@ class ItemFinder {
     for (;;) {
       item.starts = head_ == end_;
       if (item.starts) {
-        index_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull));
+        take_tile(launch);
         if (index_ >= launch.tile_count) {
           item.done = true;
           return false;
@@ -114,6 +120,19 @@ class ItemFinder {
     }
   }
 
+  // Tiles that wait for others go by the counter from the first one on: those before them must belong to blocks that
+  // run. Where none waits, a block knows its first tile without the counter, and is fed while the kernel before, which
+  // clears the counter, still runs.
+  __device__ __forceinline__ void take_tile(const Launch& launch) {
+    const bool by_block = launch.sets == nullptr;
+    if (by_block && index_ < 0) {
+      index_ = blockIdx.x;
+      return;
+    }
+    ptx::wait_for_previous();
+    index_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + (by_block ? gridDim.x : 0);
+  }
+
   // The first head from `head` on that has a query for these keys.
   __device__ __forceinline__ int next_head(const Stretch& stretch, const Tile& tile, int head) const {
     const Tiling& tiling = g_.common.tiling;
@@ -130,17 +149,17 @@ class ItemFinder {
 
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
-  std::int64_t index_ = 0;  // of the tile
-  int at_ = 0;              // stretch
-  int head_ = 0, end_ = 0;  // query heads of the present tile that are still to come
+  std::int64_t index_ = -1;  // of the tile
+  int at_ = 0;               // stretch
+  int head_ = 0, end_ = 0;   // query heads of the present tile that are still to come
 };
 
 // ---- Producer, warp 0, one thread: what the copy engine brings
 
-template <Sm90GradientConfig C>
+template <Sm90GradientConfig C, class Params>
 class Feeder {
  public:
-  __device__ Feeder(const GradientParams& p, const GradientShared<C>& sh) : p_(p), sh_(sh) {}
+  __device__ Feeder(const Params& p, const GradientShared<C>& sh) : p_(p), sh_(sh) {}
 
   __device__ __forceinline__ void run() {
     Ring item;
@@ -148,76 +167,83 @@ class Feeder {
       ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
       const GradientItem& here = sh_.items[item.slot];
       if (here.done) {
-        ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
-        sh_.notes[note_].done = true;
-        ptx::mbarrier_arrive(sh_.key_full());
+        ptx::mbarrier_wait(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
+        sh_.notes[keys_.slot].done = true;
+        ptx::mbarrier_arrive(sh_.key_full(keys_.slot));
         return;
       }
       left_ = here.tile.total_blocks;
       if (left_ <= kItemLead) ptx::mbarrier_arrive(sh_.item_due());
-      bool keys_due = here.starts;
+      if (here.starts) feed_keys(here);
+      bool values_due = here.starts;
       for (int b = 0; b < here.tile.branch_count; ++b) {
-        feed_queries(here, here.tile.branches[b], keys_due);
-        keys_due = false;
+        feed_queries(here, here.tile.branches[b], values_due);
+        values_due = false;
       }
-      if (keys_due) feed_keys(here);
       ptx::mbarrier_arrive(sh_.item_empty(item.slot));
       item.advance<2>();
     }
   }
 
  private:
-  __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool keys_due) {
+  __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool values_due) {
     const StridedRows& queries = p_.query[part.branch];
     const int residue = part.key_begin % queries.stride;
     int row = part.key_begin / queries.stride + first_block(part, C.causal, C.query_rows) * C.query_rows;
     const int head = item.tile.head, batch = item.tile.batch;
     for (int n = part.blocks; n > 0; --n, row += C.query_rows) {
-      const std::uint32_t query_full = sh_.query_full(slot_.slot), grad_full = sh_.grad_full(slot_.slot);
-      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+      const std::uint32_t query_full = sh_.query_full(query_.slot), grad_full = sh_.grad_full(grad_.slot);
+      ptx::mbarrier_wait(sh_.query_empty(query_.slot), query_.parity ^ 1);
       ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
-      load_rows(sh_.query + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, queries, query_full, row,
-                residue, head, batch);
+      load_rows(sh_.query_slab(query_.slot), C.query_rows * 128, C.head_dim, queries, query_full, row, residue, head,
+                batch);
+      query_.template advance<C.query_slots>();
+      if constexpr (C.grad_slots < C.query_slots)  // its slot is let go later: until then it comes half of the way
+        prefetch_rows(C.head_dim, p_.grad[part.branch], row, residue, head, batch);
+      ptx::mbarrier_wait(sh_.grad_empty(grad_.slot), grad_.parity ^ 1);
       ptx::mbarrier_arrive_expect(grad_full, C.query_bytes());
-      load_rows(sh_.grad + slot_.slot * C.query_bytes(), C.query_rows * 128, C.head_dim, p_.grad[part.branch],
-                grad_full, row, residue, head, batch);
-      slot_.template advance<C.stages>();
+      load_rows(sh_.grad_slab(grad_.slot), C.query_rows * 128, C.head_dim, p_.grad[part.branch], grad_full, row,
+                residue, head, batch);
+      grad_.template advance<C.grad_slots>();
       if (--left_ == kItemLead) ptx::mbarrier_arrive(sh_.item_due());
-      if (keys_due) feed_keys(item);  // the first queries need not wait until the last tile's keys are let go
-      keys_due = false;
+      if (values_due) feed_values(item);  // the last tile still has its own when the first queries are fed
+      values_due = false;
     }
   }
 
   __device__ __forceinline__ void feed_keys(const GradientItem& item) {
     const Tile& tile = item.tile;
     const Launch& launch = p_.launch.common;
-    ptx::mbarrier_wait(sh_.key_empty(), keys_.parity ^ 1);
+    ptx::mbarrier_wait(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
     if (tile.wait_set != kNoSet) ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
     write_note(item);
-    const bool empty = tile.total_blocks == 0;
-    const StridedRows& keys = p_.key[tile.sweep];
-    const int row = tile.position / keys.stride, residue = tile.position % keys.stride;
-    if (empty) {
-      ptx::mbarrier_arrive(sh_.key_full());
+    const std::uint32_t full = sh_.key_full(keys_.slot);
+    if (tile.total_blocks == 0) {
+      ptx::mbarrier_arrive(full);
     } else {
-      ptx::mbarrier_arrive_expect(sh_.key_full(), C.key_bytes());
-      load_rows(sh_.key, C.kKeyRows * 128, C.head_dim, keys, sh_.key_full(), row, residue, item.kv_head, tile.batch);
+      ptx::mbarrier_arrive_expect(full, C.key_bytes());
+      load_tile(sh_.key_slab(keys_.slot), p_.key[tile.sweep], full, item);
     }
-    ptx::mbarrier_wait(sh_.value_empty(), keys_.parity ^ 1);
-    if (empty) {
-      ptx::mbarrier_arrive(sh_.value_full());
-    } else {
-      ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
-      load_rows(sh_.value, C.kKeyRows * 128, C.head_dim, p_.value[tile.sweep], sh_.value_full(), row, residue,
-                item.kv_head, tile.batch);
-    }
-    keys_.template advance<1>();
-    note_ ^= 1;
+    keys_.template advance<C.kKeySlots>();
+  }
+
+  __device__ __forceinline__ void feed_values(const GradientItem& item) {
+    ptx::mbarrier_wait(sh_.value_empty(), value_.parity ^ 1);
+    ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
+    load_tile(sh_.value, p_.value[item.tile.sweep], sh_.value_full(), item);
+    value_.template advance<1>();
+  }
+
+  __device__ __forceinline__ void load_tile(std::uint32_t to, const StridedRows& rows, std::uint32_t full,
+                                            const GradientItem& item) {
+    const Tile& tile = item.tile;
+    load_rows(to, C.kKeyRows * 128, C.head_dim, rows, full, tile.position / rows.stride, tile.position % rows.stride,
+              item.kv_head, tile.batch);
   }
 
   __device__ __forceinline__ void write_note(const GradientItem& item) {
     const Tile& tile = item.tile;
-    GradientNote& note = sh_.notes[note_];
+    GradientNote& note = sh_.notes[keys_.slot];
     note.state_row = tile.state_row;
     note.sweep = tile.sweep;
     note.rows = tile.rows;
@@ -235,10 +261,10 @@ class Feeder {
     note.done = false;
   }
 
-  const GradientParams& p_;
+  const Params& p_;
   const GradientShared<C>& sh_;
-  Ring slot_, keys_;
-  int note_ = 0, left_ = 0;  // blocks of the item
+  Ring query_, grad_, keys_, value_;
+  int left_ = 0;  // blocks of the item
 };
 
 // ---- Producer, warp 3: LSE and Delta of a block's queries, and what else there is to say of the block
@@ -252,8 +278,10 @@ class Clerk {
  public:
   __device__ Clerk(const GradientLaunch& g, const GradientShared<C>& sh, int lane) : g_(g), sh_(sh), lane_(lane) {}
 
+  // Consumers have no block without its numbers: none of them adds to dq before the kernel before has cleared the sums.
   __device__ __forceinline__ void run() {
     Ring item;
+    ptx::wait_for_previous();
     for (;;) {
       ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
       const GradientItem& here = sh_.items[item.slot];
@@ -285,9 +313,10 @@ class Clerk {
       for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
         const bool there = lane_ + 32 * i < rows;
         lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) : INFINITY;
-        delta[i] = there ? __ldg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
+        // Not read-only: the kernel before may write it while this one runs.
+        delta[i] = there ? __ldcg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
       }
-      ptx::mbarrier_wait(sh_.empty(slot_.slot), slot_.parity ^ 1);
+      ptx::mbarrier_wait(sh_.query_empty(slot_.slot), slot_.parity ^ 1);
       const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {
@@ -306,7 +335,7 @@ class Clerk {
       }
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.query_full(slot_.slot));
-      slot_.template advance<C.stages>();
+      slot_.template advance<C.query_slots>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
       sum_row += step * C.query_rows;
@@ -336,22 +365,20 @@ __device__ __forceinline__ void store_rows(std::uint32_t from, int bytes_apart, 
                  : "memory");
 }
 
-template <Sm90GradientConfig C, class T>
+template <Sm90GradientConfig C, class T, class Params>
 class Storer {
   static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
  public:
-  __device__ Storer(const GradientParams& p, const GradientShared<C>& sh, int lane)
+  __device__ Storer(const Params& p, const GradientShared<C>& sh, int lane)
       : p_(p), g_(p.launch), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
 
   __device__ __forceinline__ void run() {
-    std::uint32_t parity = 0;
-    for (int slot = 0;; slot ^= 1, parity ^= 1) {
-      ptx::mbarrier_wait(sh_.key_full(), parity);
-      const GradientNote& note = sh_.notes[slot];
+    for (;; key_.template advance<C.kKeySlots>()) {
+      ptx::mbarrier_wait(sh_.key_full(key_.slot), key_.parity);
+      const GradientNote& note = sh_.notes[key_.slot];
       if (note.done) break;
-      if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty());  // the note itself stays for a tile longer
       if (note.is_last && note.step > 1) clear(note);
       for (int group = 0; group < 2; ++group) {
         ptx::named_sync(kGradientStored + group, 160);
@@ -364,14 +391,15 @@ class Storer {
       __syncwarp();
       if (lane_ == 0) {
         asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-        ptx::mbarrier_arrive(sh_.value_empty());
+        ptx::mbarrier_arrive(sh_.key_empty(key_.slot));
       }
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
  private:
-  __device__ std::uint32_t value_slab(int group) const { return sh_.value + group * 8192; }
+  // dV takes the place of the tile's K, dK that of dS.
+  __device__ std::uint32_t value_slab(int group) const { return sh_.key_slab(key_.slot) + group * 8192; }
   __device__ std::uint32_t key_slab(int group) const { return sh_.ds + group * 16384; }
 
   __device__ __forceinline__ void store_all(const GradientNote& note, int group) const {
@@ -421,10 +449,11 @@ class Storer {
     }
   }
 
-  const GradientParams& p_;
+  const Params& p_;
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_, chunk_;
+  Ring key_;
 };
 
 }  // namespace annulus::cuda::sm90

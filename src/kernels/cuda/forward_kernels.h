@@ -24,7 +24,19 @@ struct LaunchShape {
   std::int64_t kv_heads = 0;
   int sweeps = 0;
   int blocks = 0;  // that the device holds at a time
+  // The kernel before it in the stream is one of ours, of sm_90, and this one may start while that one ends. Every
+  // kernel that is launched so waits for the one before it (ptx::wait_for_previous) in every block, whatever it does:
+  // then the end of the last one is the end of them all.
+  bool overlaps = false;
 };
+
+// A launch as `overlaps` says. The attribute has to live as long as the configuration.
+inline void set_overlap(cudaLaunchConfig_t& config, cudaLaunchAttribute& attribute, bool overlaps) {
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = overlaps ? 1 : 0;
+}
 
 // Hopper: copy engine, wgmma. bf16 and fp16, head sizes 64 and 128, a positive scale; sm_90 alone.
 namespace sm90 {

@@ -198,7 +198,7 @@ bool FusedPart::backward(const BackwardArgs& args, const Gradients& gradients, c
   g.dq_sums = memory.dq_sums;
   g.sums = sum_layout(problem);
   launch.control = memory.control;
-  launch.sets = memory.sets;
+  launch.sets = own.keys->schedule.set_count > 0 ? memory.sets : nullptr;
   launch.state_sums = memory.seen;
   launch.state_values = static_cast<float*>(dk.data);
   clear_counters(memory, stream);

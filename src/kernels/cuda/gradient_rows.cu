@@ -8,6 +8,7 @@
 #include "kernels/cuda/backward_kernels.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace annulus::cuda::rows {
 namespace {
@@ -274,6 +275,7 @@ __device__ void make_dk_dv(const GradientRowLaunch& p, float* key, float* value,
 template <class T>
 __global__ void __launch_bounds__(kWarps * 32) results(const __grid_constant__ GradientRowLaunch p) {
   __shared__ float shared[kWarps][2][kMaxHeadDim];
+  ptx::wait_for_previous();
   if (p.rows.only_non_finite && p.gradient.common.control->non_finite == 0) return;
   float(&own)[2][kMaxHeadDim] = shared[threadIdx.x / 32];
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -299,10 +301,12 @@ void prepare_gradient(DType dtype) {
   });
 }
 
-void launch_gradient(const GradientRowLaunch& launch, GradientRows what, DType dtype, int multiprocessors,
+void launch_gradient(const GradientRowLaunch& launch, GradientRows what, const LaunchShape& shape, int multiprocessors,
                      cudaStream_t stream) {
-  with_type(dtype, [&]<class T>() {
+  with_type(shape.dtype, [&]<class T>() {
     cudaLaunchConfig_t config{};
+    cudaLaunchAttribute attribute{};
+    set_overlap(config, attribute, shape.overlaps);
     // A launch that only looks whether there is something to mend should be over at once.
     config.gridDim = static_cast<unsigned>(multiprocessors * (launch.rows.only_non_finite ? 2 : 8));
     config.blockDim = kWarps * 32;

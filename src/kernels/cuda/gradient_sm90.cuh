@@ -11,11 +11,17 @@
 // over keys: each consumer leaves its dS^T in shared memory, and both make one half of dQ from all 128 keys, a block
 // later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers.
 //
+// The next tile's K is loaded beside this one's, so its first S is made in this one's last turn, and the tensor cores
+// go on while dK and dV leave.
+//
 // Who waits for whom:
-//   key_full / key_empty, value_full / value_empty   a tile's K (and its note), its V; V's slot also takes dK, dV out
-//   query_full, grad_full / empty                    per stage: Q, LSE, Delta and the block's record; dO
-//   item_full / item_empty, item_due                 the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
-//   ds_full                                          per slot: dS of both consumers
+//   key_full / key_empty         per slot: a tile's K and its note; dV leaves by K's slot, dK by those of dS, and empty
+//                                says that both have left
+//   value_full / value_empty     V
+//   query_full / query_empty     per slot: Q, LSE, Delta and the block's record
+//   grad_full / grad_empty       per slot: dO
+//   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
+//   ds_full                      per slot: dS of both consumers
 //
 // Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
@@ -33,19 +39,24 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
   constexpr bool kByRows = C.query_rows == 128;  // the consumers' halves of dQ: 64 queries each, or 64 columns each
   static_assert((C.head_dim == 128 && !kByRows) || (C.head_dim == 64 && kByRows));
+  constexpr bool kGradIsScarce = C.grad_slots < C.query_slots;  // dO is let go as early as can be
   const Launch& launch = g.common;
   const int lane = thread % 32, warp = thread / 32;
   const int row = warp * 16 + lane / 4;  // of this group's 64 keys; the thread has row + 8 too
   const float scale = launch.scale_log2;
   float s[kScores], x[kScores], dq[32], dk[kSums], dv[kSums];
   std::uint32_t prob[kScores / 2], ds[kScores / 2];
-  Ring q, d, d_before;       // stage; dS slot of this block and of the one before
-  std::uint32_t parity = 0;  // of the tile
-  int block = 0, note_slot = 0;
+  Ring key, value;            // of the tile
+  Ring q, grad, d, d_before;  // Q and dO; dS of this block and of the one before
+  int block = 0;
+  std::uint32_t own_key = sh.key, next_key = sh.key;     // slots: of the tile, and of the next S
+  std::uint32_t room = sh.key_full(0), room_parity = 0;  // dK and dV of the tile before have left
+  bool goes_on = false;                                  // the next tile's first P is made in this one's last turn
+  const bool flows = launch.sets == nullptr;             // the next tile waits for none, thus not for this one either
 
   const auto issue_scores = [&](int slot) __attribute__((always_inline)) {  // S^T = K Q^T
-    const std::uint64_t a = ptx::descriptor(sh.key + group * 8192, 16, 1024);
-    const std::uint64_t b = ptx::descriptor(sh.query + slot * C.query_bytes(), 16, 1024);
+    const std::uint64_t a = ptx::descriptor(next_key + group * 8192, 16, 1024);
+    const std::uint64_t b = ptx::descriptor(sh.query_slab(slot), 16, 1024);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C.head_dim / 16; ++i) {  // 16 elements are 32 bytes further in the row of 128 bytes
@@ -56,7 +67,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   };
   const auto issue_dp = [&](int slot) __attribute__((always_inline)) {  // dP^T = V dO^T
     const std::uint64_t a = ptx::descriptor(sh.value + group * 8192, 16, 1024);
-    const std::uint64_t b = ptx::descriptor(sh.grad + slot * C.query_bytes(), 16, 1024);
+    const std::uint64_t b = ptx::descriptor(sh.grad_slab(slot), 16, 1024);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C.head_dim / 16; ++i) {
@@ -75,12 +86,30 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   };
   const auto issue_dq = [&](int slot) __attribute__((always_inline)) {  // dQ = dS K: 64 x 64 for each group
     const std::uint64_t a = ptx::descriptor(sh.ds + slot * C.ds_bytes() + (kByRows ? group * 16384 : 0), 8192, 1024);
-    const std::uint64_t b = ptx::descriptor(sh.key + (kByRows ? 0 : group * 16384), 8192, 1024);
+    const std::uint64_t b = ptx::descriptor(own_key + (kByRows ? 0 : group * 16384), 8192, 1024);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C.kKeyRows / 16; ++i)
       i == 0 ? ptx::multiply_first<T, 1, 1>(dq, a, b) : ptx::multiply_next<T, 1, 1>(dq, a + i * 128, b + i * 128);
     ptx::wgmma_commit();
+  };
+  // Whether no query of the block sees this group's keys.
+  const auto sees_nothing = [&](int record) __attribute__((always_inline)) {
+    const GradientBlock& now = sh.blocks[record];
+    return C.causal && now.low + now.low_step * (group * 64) >= C.query_rows && now.last == 0;
+  };
+  // In a tile's last turn: whether S of the next tile's first block can be made now. Then its keys and queries are
+  // there.
+  const auto next_tile_is_there = [&](int record) __attribute__((always_inline)) {
+    Ring next = key;
+    next.advance<C.kKeySlots>();
+    ptx::mbarrier_wait(sh.key_full(next.slot), next.parity);
+    const GradientNote& note = sh.notes[next.slot];
+    if (note.done || note.empty || note.rows < C.kKeyRows) return false;
+    ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+    if (sees_nothing(record)) return false;
+    next_key = sh.key_slab(next.slot);
+    return true;
   };
   // S becomes P, in the type of the inputs.
   const auto exponentials = [&](int slot, int record) __attribute__((always_inline)) {
@@ -148,9 +177,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   };
 
   for (;;) {
-    ptx::mbarrier_wait(sh.key_full(), parity);
-    const GradientNote& note = sh.notes[note_slot];
+    ptx::mbarrier_wait(sh.key_full(key.slot), key.parity);
+    const GradientNote& note = sh.notes[key.slot];
     if (note.done) break;
+    own_key = next_key = sh.key_slab(key.slot);
     const bool inside[2] = {group * 64 + row < note.rows, group * 64 + row + 8 < note.rows};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
@@ -180,81 +210,91 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
                 0.0f, 0.0f};
     }
 
-    if (note.empty) {
-      ptx::mbarrier_wait(sh.value_full(), parity);
-    } else {
+    if (!note.empty) {
       if (note.rows < C.kKeyRows) {  // what lies behind the tile's end must not reach dQ
-        ptx::mbarrier_wait(sh.value_full(), parity);
+        ptx::mbarrier_wait(sh.value_full(), value.parity);
         const int first = max(note.rows, group * 64);
         for (int i = thread; i < (group * 64 + 64 - first) * 8; i += 128)
 #pragma unroll
           for (int half = 0; half < C.head_dim / 64; ++half) {
-            ptx::clear_shared_16(sh.key + half * 16384 + first * 128 + i * 16);
+            ptx::clear_shared_16(own_key + half * 16384 + first * 128 + i * 16);
             ptx::clear_shared_16(sh.value + half * 16384 + first * 128 + i * 16);
           }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         ptx::named_sync(kGradientBoth, 256);
       }
-      ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
       bool first = true, last = false;
-      if constexpr (C.causal) {
-        const GradientBlock& now = sh.blocks[block];
-        if (now.low + now.low_step * (group * 64) >= C.query_rows && now.last == 0) {  // no query sees these keys
-          ptx::mbarrier_wait(sh.value_full(), parity);                                 // dK has left the slots of dS
-          ptx::mbarrier_wait(sh.grad_full(q.slot), q.parity);
+      if (!goes_on) {
+        ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        if (sees_nothing(block)) {
+          ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
           if constexpr (kDq) {
+            ptx::mbarrier_wait(room, room_parity);
 #pragma unroll
             for (int i = 0; i < kScores / 2; ++i) ds[i] = 0;
             share_ds();
             d_before = d;
-            d.advance<C.kDsSlots>();
+            d.advance<C.ds_slots>();
           }
-          if (lane == 0) ptx::mbarrier_arrive(sh.empty(q.slot));
-          q.advance<C.stages>();
+          if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(q.slot));
+          if (lane == 0) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+          q.advance<C.query_slots>();
+          grad.advance<C.grad_slots>();
           block = (block + 1) % C.kBlocks;
           first = false;
           ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
         }
+        issue_scores(q.slot);
+        ptx::wgmma_wait<0>();
+        exponentials(q.slot, block);
       }
-      issue_scores(q.slot);
-      ptx::wgmma_wait<0>();
-      exponentials(q.slot, block);
-      ptx::mbarrier_wait(sh.value_full(), parity);
+      ptx::mbarrier_wait(sh.value_full(), value.parity);
       do {
         // P of this block is known.
         last = sh.blocks[block].last != 0;
-        ptx::mbarrier_wait(sh.grad_full(q.slot), q.parity);
-        issue_dp(q.slot);
-        issue_sum(dv, prob, sh.grad + q.slot * C.query_bytes());
+        ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
+        issue_dp(grad.slot);
+        issue_sum(dv, prob, sh.grad_slab(grad.slot));
         ptx::wgmma_wait<1>();
         ptx::pin(x);
         make_ds(q.slot);
+        if constexpr (kGradIsScarce) {
+          ptx::wgmma_wait<0>();
+          if (lane == 0) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+        }
         if constexpr (kDq) {
           // When the other consumer has shared dS of the block before, it is through with the slot that is written now.
-          if (!first) ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
+          ptx::mbarrier_wait(first ? room : sh.ds_full(d_before.slot), first ? room_parity : d_before.parity);
           share_ds();
         }
         const int now = q.slot, before = (block + C.kBlocks - 1) % C.kBlocks, after = (block + 1) % C.kBlocks;
-        q.advance<C.stages>();
+        q.advance<C.query_slots>();
+        goes_on = !last || (flows && next_tile_is_there(after));
         if (!last) ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
         ptx::wgmma_wait<0>();
-        // A tile's last S and first dQ are of nothing and thrown away: cheaper than a second copy of the loop.
+        // S where there is no next block, and a tile's first dQ, are of nothing and thrown away: cheaper than a second
+        // copy of the loop.
         if constexpr (kDq && C.dq_leaves_first) issue_dq(d_before.slot);
-        issue_scores(last ? now : q.slot);
+        issue_scores(goes_on ? q.slot : now);
         if constexpr (kDq && !C.dq_leaves_first) issue_dq(d_before.slot);
-        issue_sum(dk, ds, sh.query + now * C.query_bytes());
+        issue_sum(dk, ds, sh.query_slab(now));
+        if (lane == 0) {
+          if constexpr (!kGradIsScarce) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+          if (last) ptx::mbarrier_arrive(sh.value_empty());
+        }
+        grad.advance<C.grad_slots>();
         d_before = d;
-        d.advance<C.kDsSlots>();
+        d.advance<C.ds_slots>();
         // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
         if constexpr (kDq && C.dq_leaves_first) {
           ptx::wgmma_wait<2>();
           ptx::pin(dq);
           if (!first) put_dq(before);
           ptx::wgmma_wait<1>();
-          exponentials(last ? now : q.slot, last ? block : after);
+          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
         } else if constexpr (kDq) {
           ptx::wgmma_wait<2>();
-          exponentials(last ? now : q.slot, last ? block : after);
+          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
           if (first) {
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
@@ -265,7 +305,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           }
         } else {
           ptx::wgmma_wait<1>();
-          exponentials(last ? now : q.slot, last ? block : after);
+          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
         }
         if (last) {
           ptx::wgmma_wait<0>();
@@ -274,7 +314,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           ptx::wgmma_wait<0>();
           ptx::pin(dk);
         }
-        if (lane == 0) ptx::mbarrier_arrive(sh.empty(now));
+        if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(now));
         block = after;
         first = false;
       } while (!last);
@@ -287,11 +327,12 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       }
       ptx::pin(dk);
       ptx::pin(dv);
+      value.advance<1>();
     }
 
     ptx::named_sync(kGradientBoth, 256);  // the other consumer still read all of K and dS for its dQ
-    if (group == 0 && thread == 0) ptx::mbarrier_arrive(sh.key_empty());
     if (note.is_last) {
+      if (!kDq || note.empty) ptx::mbarrier_wait(room, room_parity);
       float odd[2] = {0.0f, 0.0f};  // NaN as soon as anything is not finite
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
@@ -305,7 +346,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
 #pragma unroll
       for (int i = 0; i < C.head_dim / 16; ++i) {
         const std::uint32_t at = own * 128 + ((2 * (i % 4) + lane / 16) ^ (own & 7)) * 16;
-        ptx::store_matrix_x4(sh.value + group * 8192 + i / 4 * 16384 + at, ptx::pack<T>(dv[8 * i], dv[8 * i + 1]),
+        ptx::store_matrix_x4(own_key + group * 8192 + i / 4 * 16384 + at, ptx::pack<T>(dv[8 * i], dv[8 * i + 1]),
                              ptx::pack<T>(dv[8 * i + 2], dv[8 * i + 3]), ptx::pack<T>(dv[8 * i + 4], dv[8 * i + 5]),
                              ptx::pack<T>(dv[8 * i + 6], dv[8 * i + 7]));
         ptx::store_matrix_x4(sh.ds + group * 16384 + i / 4 * 8192 + at, ptx::pack<T>(dk[8 * i], dk[8 * i + 1]),
@@ -333,30 +374,37 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       if (thread == 0) ptx::arrive_global(launch.sets + note.signal_set, 1);
     }
     ptx::named_arrive(kGradientStored + group, 160);
-    parity ^= 1;
-    note_slot ^= 1;
+    room = sh.key_empty(key.slot);
+    room_parity = key.parity;
+    key.advance<C.kKeySlots>();
   }
 }
 
 // By number: nvcc 13.0 writes stubs that do not compile for kernels with an argument of class type in a namespace.
-template <int kConfig, class T, bool kDq>
-__global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_constant__ GradientParams p) {
-  constexpr Sm90GradientConfig C = kSm90GradientConfigs[kConfig];
-  extern __shared__ std::uint8_t raw[];
+template <int kConfig, class T, bool kDq, int kBranches>
+__global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_constant__ GradientParams<kBranches> p) {
+  constexpr Sm90GradientConfig C = kGradientConfig<kConfig, kDq>;
+  using Params = GradientParams<kBranches>;
+  extern __shared__ __align__(1024) std::uint8_t raw[];  // slots begin at multiples of 1024
   const GradientShared<C> sh(raw);
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) % 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init(sh.key_full(), 1);
-    ptx::mbarrier_init(sh.key_empty(), 2);
+    for (int i = 0; i < C.kKeySlots; ++i) {
+      ptx::mbarrier_init(sh.key_full(i), 1);
+      ptx::mbarrier_init(sh.key_empty(i), 1);
+    }
     ptx::mbarrier_init(sh.value_full(), 1);
-    ptx::mbarrier_init(sh.value_empty(), 1);
-    for (int i = 0; i < C.kDsSlots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
-    for (int i = 0; i < C.stages; ++i) {
+    ptx::mbarrier_init(sh.value_empty(), 8);
+    for (int i = 0; i < C.ds_slots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
+    for (int i = 0; i < C.query_slots; ++i) {
       ptx::mbarrier_init(sh.query_full(i), 2);
+      ptx::mbarrier_init(sh.query_empty(i), 8);
+    }
+    for (int i = 0; i < C.grad_slots; ++i) {
       ptx::mbarrier_init(sh.grad_full(i), 1);
-      ptx::mbarrier_init(sh.empty(i), 8);
+      ptx::mbarrier_init(sh.grad_empty(i), 8);
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(sh.item_full(i), 1);
@@ -366,12 +414,13 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  ptx::let_next_start();
   if (group == 0) {
     ptx::registers_down<kGradientProducerRegisters>();
     if (warp == 0) {
-      if (lane == 0) Feeder<C>(p, sh).run();
+      if (lane == 0) Feeder<C, Params>(p, sh).run();
     } else if (warp == 1) {
-      Storer<C, T>(p, sh, lane).run();
+      Storer<C, T, Params>(p, sh, lane).run();
     } else if (warp == 2) {
       if (lane == 0) ItemFinder<C>(p.launch, sh).run();
     } else {

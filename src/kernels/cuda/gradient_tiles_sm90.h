@@ -42,22 +42,27 @@ struct Sm90GradientConfig {
   int head_dim = 0;
   bool causal = false;
   int query_rows = 0;            // of one block
-  int stages = 0;                // slots of Q, and of dO
+  int query_slots = 0;           // Q of so many blocks; the numbers of their queries too
+  int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
+  int ds_slots = 3;              // so that the groups need not keep step
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
-  static constexpr int kDsSlots = 3;    // so that the groups need not keep step
-  static constexpr int kBlocks = 4;     // records: one more than stages
+  static constexpr int kKeySlots = 2;   // the next tile begins while this one still leaves
+  static constexpr int kBlocks = 4;     // records: one more than query_slots
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 8; }  // LSE and Delta
-  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const { return 8 * (4 + kDsSlots + 3 * stages + 5); }
-  ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
-    return 2 * key_bytes() + stages * (2 * query_bytes() + number_bytes()) + kDsSlots * ds_bytes();
+  ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
+    return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 5);
   }
-  ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {  // slots begin at multiples of 1024
-    return 1024 + slot_bytes() + (barrier_bytes() + 15) / 16 * 16 + kBlocks * static_cast<int>(sizeof(GradientBlock)) +
+  ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
+    return (kKeySlots + 1) * key_bytes() + query_slots * (query_bytes() + number_bytes()) + grad_slots * query_bytes() +
+           ds_slots * ds_bytes();
+  }
+  ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {
+    return slot_bytes() + (barrier_bytes() + 15) / 16 * 16 + kBlocks * static_cast<int>(sizeof(GradientBlock)) +
            2 * static_cast<int>(sizeof(GradientNote)) + 2 * static_cast<int>(sizeof(GradientItem));
   }
 };
@@ -67,13 +72,25 @@ inline constexpr int kGradientProducerRegisters = 24;
 static_assert(2 * kGradientConsumerRegisters + kGradientProducerRegisters <= 3 * (65536 / kGradientThreads / 8 * 8));
 
 // dK and dV of 64 keys take 128 registers at D = 128 and 64 at D = 64, S and dP of a block 64 and 128. At D = 64 the dQ
-// of the block before has to leave first, or registers spill; its third stage would be 1.3 KB too much.
+// of the block before has to leave first, or registers spill; its third slot of Q would be 1.2 KB too much, where there
+// are sums of dQ.
 inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
-    {.head_dim = 128, .causal = false, .query_rows = 64, .stages = 3, .dq_leaves_first = false},
-    {.head_dim = 128, .causal = true, .query_rows = 64, .stages = 3, .dq_leaves_first = false},
-    {.head_dim = 64, .causal = false, .query_rows = 128, .stages = 2, .dq_leaves_first = true},
-    {.head_dim = 64, .causal = true, .query_rows = 128, .stages = 2, .dq_leaves_first = true},
+    {.head_dim = 128, .causal = false, .query_rows = 64, .query_slots = 3, .grad_slots = 2, .dq_leaves_first = false},
+    {.head_dim = 128, .causal = true, .query_rows = 64, .query_slots = 3, .grad_slots = 2, .dq_leaves_first = false},
+    {.head_dim = 64, .causal = false, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
+    {.head_dim = 64, .causal = true, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
 };
+
+// dK and dV alone: dS never leaves registers, its slots are just the way out for dK, 32 KB, and every head size has
+// room for three slots.
+constexpr Sm90GradientConfig without_dq(Sm90GradientConfig config) {
+  config.ds_slots = 32768 / config.ds_bytes();
+  config.query_slots = config.grad_slots = 3;
+  return config;
+}
+template <int kConfig, bool kDq>
+inline constexpr Sm90GradientConfig kGradientConfig = kDq ? kSm90GradientConfigs[kConfig]
+                                                          : without_dq(kSm90GradientConfigs[kConfig]);
 
 // dQ alone, by tiles of queries.
 struct Sm90DqConfig {
@@ -104,9 +121,12 @@ inline constexpr Sm90DqConfig kSm90DqConfigs[] = {
     {.head_dim = 64, .causal = true, .key_rows = 128},
 };
 
+constexpr bool fits(const Sm90GradientConfig& config) {
+  return config.shared_bytes() <= kMostSharedBytes && config.kBlocks > config.query_slots;
+}
 constexpr bool all_gradients_fit() {
   for (const Sm90GradientConfig& config : kSm90GradientConfigs)
-    if (config.shared_bytes() > kMostSharedBytes || config.kBlocks <= config.stages) return false;
+    if (!fits(config) || !fits(without_dq(config))) return false;
   for (const Sm90DqConfig& config : kSm90DqConfigs)
     if (config.shared_bytes() > kMostSharedBytes) return false;
   return true;

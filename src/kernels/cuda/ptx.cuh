@@ -25,6 +25,19 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return r;
 }
 
+// Launches of a chain overlap on sm_90: the next kernel may start when every block has let it, and waits itself until
+// this one is over and its writes are seen. Elsewhere, and where a launch does not ask for it, nothing happens.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Counters between blocks. What was written before an arrival is seen after a load that saw it.
 __device__ __forceinline__ void arrive_global(unsigned* counter, unsigned count) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");

@@ -60,8 +60,12 @@ __device__ __forceinline__ void tensor_load(std::uint32_t to, const CUtensorMap*
       "l"(map), "r"(barrier), "r"(element), "r"(row), "r"(residue), "r"(head), "r"(batch)
       : "memory");
 }
-__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+// Into the L2 cache alone.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int element, int row, int residue, int head,
+                                                int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(element),
+               "r"(row), "r"(residue), "r"(head), "r"(batch)
+               : "memory");
 }
 
 // ---- wgmma bookkeeping

@@ -231,6 +231,27 @@ TEST_F(CudaForward, NonFiniteNumbersStayWhereTheyBelong) {
         }
 }
 
+// Keys with -inf: rows that see no others have no softmax, which is NaN and not the 0 of rows that see nothing.
+TEST_F(CudaForward, RowsWithoutAFiniteLogit) {
+  for (const std::int64_t head_dim : {64, 40}) {
+    const Problem problem = make_problem(400, 2, head_dim, DType::bf16, false, {{100, 400}, {1, 4}});
+    Inputs inputs = draw_inputs(problem, 37, false);
+    for (std::int64_t head = 0; head < problem.heads; ++head)
+      for (std::int64_t token = 0; token < problem.tokens; ++token) {
+        inputs.q[reference::element(problem, 2, 0, token, head)] = 1;
+        if (token < 150) inputs.k[reference::element(problem, 2, 0, token, head)] = -INFINITY;
+      }
+    const Yardstick yardstick(problem, inputs);
+    for (const auto& sweeps : {std::vector<std::vector<int>>{{0, 1}}, {{1}, {0}}})
+      for (const char* kernel : {"auto", "mma", "rows"}) {
+        DeviceWay way;
+        way.kernel = kernel;
+        way.sweeps = sweeps;
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+      }
+  }
+}
+
 TEST_F(CudaForward, RepeatsBitForBit) {
   for (const char* kernel : {"sm90", "mma", "rows"})
     for (const bool causal : {false, true}) {
