@@ -149,6 +149,7 @@ TEST(DeviceThreads, EarlierExchangesAreOverAfterAbort) {
     }
     transport.post(pair);
     transport.wait();
+    transport.all_gather("");  // all hosts are through, the copies are not
     try {
       transport.post({.step = 2, .stream = stream.get()});
       if (rank == 0) transport.abort("enough");
