@@ -63,18 +63,18 @@ bool DeviceTransport::poll() {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) return false;  // another thread of this rank is at it
   if (under_way_) return finish(false);
-  const bool idle = host_->poll();
+  const bool idle = guarded([&] { return host_->poll(); });
   count_host();
   return idle;
 }
 
 void DeviceTransport::wait() {
   const std::lock_guard turn(turn_);
-  host_->poll();  // a failure may have come since all was moved
+  guarded([&] { host_->poll(); });  // a failure may have come since all was moved
   if (under_way_ || !held_) {
     finish(true);
   } else {
-    host_->wait();
+    guarded([&] { host_->wait(); });
     count_host();
   }
 }
@@ -106,7 +106,7 @@ std::vector<std::string> DeviceTransport::all_gather(const std::string& text) {
   if (under_way_)
     throw InvalidArgument("texts are gathered between exchanges; step " + std::to_string(exchange_.step) +
                           " is not finished: call wait() first");
-  return host_->all_gather(text);
+  return guarded([&] { return host_->all_gather(text); });
 }
 
 void DeviceTransport::abort(const std::string& reason) noexcept {

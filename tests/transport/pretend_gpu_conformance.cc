@@ -211,6 +211,54 @@ TEST(PretendThreads, EarlierExchangesAreOverAfterAbort) {
   support::expect_refused_as<TransportError>([&] { ranks[1]->poll(); }, {"rank 0 gave up at step 2: enough"});
 }
 
+// Nothing ever arrives, as from a rank that is gone: what is queued waits until the link is cut.
+class SilentLink final : public DeviceLink {
+ public:
+  explicit SilentLink(std::atomic<bool>& is_cut) : is_cut_(is_cut) {}
+  bool ready() override { return true; }
+  void queue(std::span<const LinkMessage>, std::span<const LinkMessage>, void* stream) override {
+    static_cast<PretendStream*>(stream)->queue([&is_cut = is_cut_] { is_cut.wait(false); });
+  }
+  void cut() noexcept override {
+    is_cut_ = true;
+    is_cut_.notify_all();
+  }
+
+ private:
+  std::atomic<bool>& is_cut_;
+};
+
+// A failure may be heard of before wait() has done anything. When it throws, nothing on the GPU waits for the others
+// any more: a rank that frees its memory then would wait with it.
+TEST(Linked, WaitLeavesNothingQueued) {
+  auto ranks = make_thread_group(2);
+  std::array<std::atomic<bool>, 2> is_cut{};
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      const auto own = static_cast<std::size_t>(rank->rank());
+      LinkMaker maker = links(nullptr, std::to_string(own));
+      maker.link = [&, own](const std::string&, int, int) { return std::make_unique<SilentLink>(is_cut[own]); };
+      rank = make_nccl_transport(std::move(rank), std::make_unique<PretendCopies>(2), maker, {});
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::deque<PretendStream> streams(2);
+  std::vector<Bytes> out(2, Bytes(1000)), in(2, Bytes(1000));
+  for (std::size_t i = 0; i < 2; ++i) {
+    const int other = 1 - static_cast<int>(i);
+    ranks[i]->post({.step = 1,
+                    .sends = {{.peer = other, .blocks = {{.data = out[i].data(), .run_bytes = 1000}}}},
+                    .receives = {{.peer = other, .bytes = in[i]}},
+                    .stream = &streams[i]});
+  }
+  for (int turn = 0; turn < 20; ++turn)
+    for (auto& rank : ranks) EXPECT_FALSE(rank->poll());
+  ranks[0]->abort("enough");
+  EXPECT_FALSE(is_cut[1]);
+  support::expect_refused_as<TransportError>([&] { ranks[1]->wait(); }, {"rank 0 gave up at step 1: enough"});
+  EXPECT_TRUE(is_cut[1]);
+}
+
 // Every rank hears of it, before anything is linked.
 TEST(Linked, TakesOneRankAGpu) {
   auto ranks = make_thread_group(3);
