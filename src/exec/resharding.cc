@@ -118,9 +118,9 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
   const std::int64_t own_rows = count_rows(pieces_of(sharding_, problem_.tokens, rank_));
   const bool forward = pass == Pass::forward;
   Carver carver(memory);
-  const UnitTensors at = carve_unit(pass, unit, carver);
+  const UnitTensors in_unit = carve_unit(pass, unit, carver);
   const auto half_of_both = [&](std::int64_t i) {
-    TensorView view = at.both;
+    TensorView view = in_unit.both;
     view.shape[3] = dim;
     if (view.data != nullptr) view.data = static_cast<float*>(view.data) + i * dim;
     return view;
@@ -133,16 +133,16 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
     const auto own_row = [&](const float* data) {
       return head_of_rows(const_cast<float*>(data), batch, problem_.heads, own_rows, head);
     };
-    const TensorView unit_lse = head_of_rows(at.lse, batch, heads, count, i);
+    const TensorView unit_lse = head_of_rows(in_unit.lse, batch, heads, count, i);
     if (homeward && forward) {
       result.push_back({{}, unit_lse, head, Lane::Kind::lse});
-      result.push_back({{}, head_of(at.values, i), head, Lane::Kind::values});
+      result.push_back({{}, head_of(in_unit.values, i), head, Lane::Kind::values});
     } else if (homeward) {
-      result.push_back({head_of(own.dq, head), head_of(at.values, i), head, Lane::Kind::added});
+      result.push_back({head_of(own.dq, head), head_of(in_unit.values, i), head, Lane::Kind::added});
     } else {
       if (!forward) {
         result.push_back({own_row(own.lse), unit_lse, head});
-        result.push_back({own_row(own.delta), head_of_rows(at.delta, batch, heads, count, i), head});
+        result.push_back({own_row(own.delta), head_of_rows(in_unit.delta, batch, heads, count, i), head});
       }
     }
   }
@@ -153,11 +153,11 @@ std::vector<Resharding::Lane> Resharding::lanes(Pass pass, bool homeward, const 
   if (homeward) return result;
   for (std::int64_t i = 0; i < heads; ++i) {
     const std::int64_t head = unit.heads[static_cast<std::size_t>(i)];
-    result.push_back({head_of(writable(own.q), head), head_of(at.q, i), head});
-    if (!forward) result.push_back({head_of(writable(own.dout), head), head_of(at.dout, i), head});
+    result.push_back({head_of(writable(own.q), head), head_of(in_unit.q, i), head});
+    if (!forward) result.push_back({head_of(writable(own.dout), head), head_of(in_unit.dout, i), head});
   }
-  result.push_back({head_of(writable(own.k), unit.kv_head), head_of(at.k, 0), unit.kv_head});
-  result.push_back({head_of(writable(own.v), unit.kv_head), head_of(at.v, 0), unit.kv_head});
+  result.push_back({head_of(writable(own.k), unit.kv_head), head_of(in_unit.k, 0), unit.kv_head});
+  result.push_back({head_of(writable(own.v), unit.kv_head), head_of(in_unit.v, 0), unit.kv_head});
   return result;
 }
 

@@ -8,7 +8,8 @@ namespace annulus {
 DeviceTransport::DeviceTransport(std::unique_ptr<Transport> host, std::unique_ptr<DeviceCopies> copies, bool blocking)
     : host_(std::move(host)), copies_(std::move(copies)), posted_(copies_->event()), blocking_(blocking) {}
 
-// Failures leave nothing under way. Those of the host's transport are known to all; others are told to all.
+// Failures leave nothing under way. Those of the host's transport are known to all; others are told to all. What is
+// refused is no failure.
 template <class F>
 auto DeviceTransport::guarded(F f) {
   const auto give_up = [&] {
@@ -18,6 +19,8 @@ auto DeviceTransport::guarded(F f) {
   };
   try {
     return f();
+  } catch (const InvalidArgument&) {
+    throw;
   } catch (const TransportError&) {
     give_up();
     throw;
@@ -37,12 +40,12 @@ void DeviceTransport::post(const Exchange& exchange) {
                             " while step " + std::to_string(exchange_.step) + " is not finished: call wait() first");
     if (!held_) finish(true);
     if (exchange.stream == nullptr) {
-      host_->post(exchange);
+      guarded([&] { host_->post(exchange); });
       passes_through_ = true;
       return count_host();
     }
     // Nothing to move, but from here on the host's transport names this step.
-    host_->post({.plan = exchange.plan, .step = exchange.step});
+    guarded([&] { host_->post({.plan = exchange.plan, .step = exchange.step}); });
     passes_through_ = false;
     exchange_ = exchange;
     std::erase_if(exchange_.sends, [](const Send& send) { return total_bytes(send.blocks) == 0; });

@@ -287,6 +287,20 @@ TEST(Linked, ARankWithoutNccl) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Exchanges of host memory pass through; a call too early is refused, and nobody is the worse for it.
+TEST(Staged, WhatIsRefusedIsNoFailure) {
+  auto ranks = staged(4 << 20)(2, {});
+  Bytes out(10, std::byte{7}), in(10);
+  ranks[1]->post({.step = 1, .receives = {{.peer = 0, .bytes = in}}});
+  support::expect_refused_as<InvalidArgument>([&] { ranks[1]->all_gather(""); }, {"call wait() first"});
+  support::expect_refused_as<InvalidArgument>([&] { ranks[1]->post({.step = 2}); }, {"call wait() first"});
+  ranks[0]->post({.step = 1, .sends = {{.peer = 1, .blocks = {{.data = out.data(), .run_bytes = 10}}}}});
+  std::thread sends([&] { ranks[0]->wait(); });
+  ranks[1]->wait();
+  sends.join();
+  EXPECT_EQ(in, out);
+}
+
 TEST(Staged, SaysWhatItTakes) {
   auto ranks = make_thread_group(2);
   const auto transport =

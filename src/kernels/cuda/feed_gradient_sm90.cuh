@@ -45,7 +45,7 @@ struct GradientShared {
     std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - key);
     blocks = reinterpret_cast<GradientBlock*>(rest);
     notes = reinterpret_cast<GradientNote*>(blocks + C.kBlocks);
-    items = reinterpret_cast<GradientItem*>(notes + 2);
+    items = reinterpret_cast<GradientItem*>(notes + C.kKeySlots);
   }
   __device__ std::uint32_t key_slab(int slot) const { return key + slot * C.key_bytes(); }
   __device__ std::uint32_t query_slab(int slot) const { return query + slot * C.query_bytes(); }

@@ -1,7 +1,7 @@
 // The Hopper backward kernel: persistent blocks, each a producer warpgroup and two consumer warpgroups of 64 keys each.
 //
-//   producer, warp 0       has the copy engine bring K and V of a tile, then Q and dO of all queries that see it,
-//                          branch by branch, head by head
+//   producer, warp 0       has the copy engine bring K of a tile, then Q and dO of all queries that see it, branch by
+//                          branch, head by head, and V behind the first of them
 //   producer, warp 1       stores dK and dV; clears rows that nothing covers
 //   producer, warp 2       finds the next tile when the present one is nearly fed
 //   producer, warp 3       fetches LSE and Delta
@@ -50,7 +50,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   Ring q, grad, d, d_before;  // Q and dO; dS of this block and of the one before
   int block = 0;
   std::uint32_t own_key = sh.key, next_key = sh.key;     // slots: of the tile, and of the next S
-  std::uint32_t room = sh.key_full(0), room_parity = 0;  // dK and dV of the tile before have left
+  std::uint32_t room = sh.key_full(0), room_parity = 0;  // dK and dV of the tile before have left; at first: is passed
   bool goes_on = false;                                  // the next tile's first P is made in this one's last turn
   const bool flows = launch.sets == nullptr;             // the next tile waits for none, thus not for this one either
 
@@ -331,8 +331,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     }
 
     ptx::named_sync(kGradientBoth, 256);  // the other consumer still read all of K and dS for its dQ
+    // By now with dQ, where a tile has any. Who arrives below must not be a tile ahead of the storing warp.
+    if (!kDq || note.empty) ptx::mbarrier_wait(room, room_parity);
     if (note.is_last) {
-      if (!kDq || note.empty) ptx::mbarrier_wait(room, room_parity);
       float odd[2] = {0.0f, 0.0f};  // NaN as soon as anything is not finite
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {

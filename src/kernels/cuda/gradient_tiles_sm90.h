@@ -49,7 +49,7 @@ struct Sm90GradientConfig {
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
   static constexpr int kKeySlots = 2;   // the next tile begins while this one still leaves
-  static constexpr int kBlocks = 4;     // records: one more than query_slots
+  static constexpr int kBlocks = 4;     // records: one more than the most query_slots
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
@@ -63,7 +63,7 @@ struct Sm90GradientConfig {
   }
   ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {
     return slot_bytes() + (barrier_bytes() + 15) / 16 * 16 + kBlocks * static_cast<int>(sizeof(GradientBlock)) +
-           2 * static_cast<int>(sizeof(GradientNote)) + 2 * static_cast<int>(sizeof(GradientItem));
+           kKeySlots * static_cast<int>(sizeof(GradientNote)) + 2 * static_cast<int>(sizeof(GradientItem));
   }
 };
 inline constexpr int kGradientThreads = 384;

@@ -46,8 +46,8 @@ struct Launch {
   float output_scale = 1;
 
   Control* control = nullptr;
-  unsigned* sets = nullptr;       // [set]: arrivals
-  float2* state_sums = nullptr;   // [row]: (m, l), m in the kernel's own units; l = 0: nothing yet. Zeroed with control
+  unsigned* sets = nullptr;      // [set]: arrivals
+  float2* state_sums = nullptr;  // [row]: (m, l), m in the kernel's own units; (0, 0): nothing yet. Zeroed with control
   float* state_values = nullptr;  // [row, head_dim]: acc
 
   Meetings meetings;  // instead of stretches, where there are any: the kernel `mma` alone

@@ -101,11 +101,11 @@ class Maker {
     return next;
   }
 
-  // Whether branches can share a sweep. Slabs may give every head stretches of its own.
+  // Whether branches can share a sweep. Batches have stretches of their own, and slabs may give each head some too.
   bool can_share(const std::vector<int>& group, bool is_alone) const {
     const Grid grid = grid_of(group);
     const bool divides = std::ranges::all_of(group, [&](int b) { return grid.stride % shape(b).dilation == 0; });
-    return divides && grid.cut_stretches * (is_alone ? 1 : problem_.batch * problem_.heads) <= kMaxCutStretches;
+    return divides && grid.cut_stretches * problem_.batch * (is_alone ? 1 : problem_.heads) <= kMaxCutStretches;
   }
 
   // Lengths of cells, those of a while at the longest document's begin.

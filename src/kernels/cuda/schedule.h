@@ -3,9 +3,9 @@
 // Where one sweep takes all branches, no partial result ever leaves the registers. Segments need not nest for that:
 // cells are cut where any of them ends. Where one sweep would waste work (causal tiles of a large stride reach over
 // half-masked segments, tiles stay half empty) or dilations do not divide each other, a problem has several sweeps, the
-// sparse ones first. State (m, l, acc in fp32) then passes through memory, a slab of
-// rows at a time: slab s is in sweep i while slab s + 1 is in sweep i - 1, all in one launch, so that nobody waits for
-// the end of a sweep and the memory stays bounded.
+// sparse ones first. State (m, l, acc in fp32) then passes through memory, a slab of rows at a time: slab s is in sweep
+// i while slab s + 1 is in sweep i - 1, all in one launch, so that nobody waits for the end of a sweep and the memory
+// stays bounded.
 #pragma once
 
 #include <cstdint>

@@ -237,6 +237,25 @@ TEST_F(CudaBackward, RepeatsBitForBit) {
     }
 }
 
+// Many tiles for each multiprocessor, of sweeps that hand state on beside ones that store and clear rows: none of the
+// warps of a block may get a tile ahead of another.
+TEST_F(CudaBackward, ManyTilesOfSeveralSweeps) {
+  for (const std::int64_t head_dim : {64, 128})
+    for (const bool deterministic : {true, false}) {
+      const Problem problem = make_problem(1 << 14, 8, head_dim, DType::bf16, false, {{128, 1024}, {2, 16}});
+      const Inputs inputs = draw_inputs(problem, 59);
+      Call call(problem, inputs);
+      GradientWay way;
+      way.deterministic = deterministic;
+      std::vector<std::uint32_t> first;
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_EQ(compute(call, way), "");
+        if (i == 0) first = call.dk.bits();
+        ASSERT_TRUE(call.dk.bits() == first) << "head size " << head_dim << " deterministic " << deterministic;
+      }
+    }
+}
+
 // What the gradient is for: a step along it changes the loss by so much.
 TEST_F(CudaBackward, FiniteDifferences) {
   for (const bool causal : {false, true}) {
