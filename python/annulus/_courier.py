@@ -34,6 +34,7 @@ FRAME_TAG, PAYLOAD_TAG, NOTE_TAG = 0x0A770001, 0x0A770002, 0x0A770003
 FRAME = struct.Struct("<Qqq")  # plan, step, bytes
 NOTE_BYTES = 1024
 LOOK_SECONDS = 0.05  # how often a waiting rank looks for notes
+LAST_SECONDS = 1  # for the thread to end, which after a failure may still wait in gloo
 FAREWELL_SECONDS = 0.25  # for a note to get out, as the process may end now; and for one to come in
 
 
@@ -100,9 +101,13 @@ class Courier:
         return group
 
     def end(self) -> None:
-        """Nothing is posted any more."""
+        """Nothing is posted any more. The thread is waited for: one that lets go of gloo's works while Python ends would
+        take the process down."""
         self._jobs.put(None)
         atexit.unregister(self._set_free)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LAST_SECONDS)
+        self._listening.clear()
 
     # ---- What the library calls
 
