@@ -194,11 +194,15 @@ Problem many_branches(bool causal) {
   return resolve(problem);
 }
 
-TEST(Schedule, OneSweepWhereThePatternNestsAndNothingIsWasted) {
-  const Problem problem = many_branches(false);
+Schedule schedule_of(const Problem& problem) {
   ScheduleRules rules;
   rules.shape = {128, 160};
-  const Schedule schedule = make_schedule(problem, make_plan(problem), rules);
+  return make_schedule(problem, make_plan(problem), rules);
+}
+
+TEST(Schedule, OneSweepWhereThePatternNestsAndNothingIsWasted) {
+  const Problem problem = many_branches(false);
+  const Schedule schedule = schedule_of(problem);
   EXPECT_EQ(schedule.sweep_count, 1);
   EXPECT_EQ(schedule.state_rows, 0);
   EXPECT_EQ(schedule.stretches.size(), 1u);
@@ -208,9 +212,7 @@ TEST(Schedule, OneSweepWhereSegmentsDoNotNest) {
   Problem problem = many_branches(false);
   problem.pattern = make_pattern(Preset::longnet, {2048, 8999}, {1, 4}, 16);
   problem = resolve(problem);
-  ScheduleRules rules;
-  rules.shape = {128, 160};
-  const Schedule schedule = make_schedule(problem, make_plan(problem), rules);
+  const Schedule schedule = schedule_of(problem);
   EXPECT_EQ(schedule.sweep_count, 1);
   EXPECT_EQ(schedule.state_rows, 0);
   EXPECT_LE(schedule.stretches.size(), 65536u);
@@ -223,9 +225,7 @@ TEST(Schedule, SweepsStayApartWhereCutsWouldBeTooMany) {
   problem.documents.clear();
   problem.pattern = make_pattern(Preset::longnet, {2048, 2049}, {1, 1}, 16);
   problem = resolve(problem);
-  ScheduleRules rules;
-  rules.shape = {128, 160};
-  const Schedule schedule = make_schedule(problem, make_plan(problem), rules);
+  const Schedule schedule = schedule_of(problem);
   EXPECT_EQ(schedule.sweep_count, 2);
   EXPECT_LE(schedule.stretches.size(), 65536u);
 }
