@@ -13,8 +13,8 @@ Parts:
   fp32      against PyTorch's memory-efficient kernel in fp32
 
 Random inputs. Every contender runs back to back for --busy-ms, long enough for the card's power limit to act, and all of
-a comparison equally long, in turns, --rounds times; the figure is the median over rounds of the median launch. Without torch or a GPU the script says so and
-ends with exit code 0.
+a comparison equally long, in turns, --rounds times; the figure is the median over rounds of the median launch. Without
+torch or a GPU the script says so and ends with exit code 0.
 """
 
 import argparse
