@@ -8,13 +8,14 @@ Parts:
   dense     one branch, groups of w / r rows at several dilations, against cuDNN on dense sequences of w / r tokens;
             every class takes part. Once more with one class a head: most rows of the result are then 0, and written
   patterns  several branches at 512K tokens, against the same pattern composed of PyTorch views, cuDNN and a merge
-  general   sizes that do not divide, other phases, documents, shared key/value heads: per FLOP against the dividing case
+  general   sizes that do not divide, other phases, documents, shared key/value heads: per FLOP against the dividing
+            case, in turns with it
   length    time per token from 64K tokens on
   fp32      against PyTorch's memory-efficient kernel in fp32
 
 Random inputs. Every contender runs back to back for --busy-ms, long enough for the card's power limit to act, and all of
-a comparison equally long, in turns, --rounds times; the figure is the median over rounds of the median launch. Without
-torch or a GPU the script says so and ends with exit code 0.
+a comparison equally long, in turns, --rounds times after some that do not count; the figure is the median over rounds of
+the median launch. Without torch or a GPU the script says so and ends with exit code 0.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import c_abi
 
 HEADS = 16
 LEAST_LAUNCHES = 4  # of the slowest contender in one turn
+SETTLE_MS = 600  # of load, until the clock that the power limit allows stands: before, it swings by a fifth
 DTYPES = ("fp32", "bf16", "fp16")  # in the order of annulus_dtype
 PHASES = ("by_head", "by_head_block", "every")  # of annulus_phase, from 1 on
 TWO = ([2048, 4096], [1, 2])
@@ -126,15 +128,17 @@ class Bench:
     def compare(self, name, contenders, flop, **more):
         """Rounds of all contenders in turn, each busy for the same time: a card that draws full power slows down.
 
-        The first one is ours. `flop` of all of them, or of each."""
+        The first one is ours. `flop` of all of them, or of each. Rounds until the card has settled do not count."""
         flops = dict(zip(contenders, flop if isinstance(flop, tuple) else [flop] * len(contenders)))
         once = {key: self.launch_times(call, 1)[0] for key, call in contenders.items()}
         busy_ms = max(self.arguments.busy_ms, LEAST_LAUNCHES * max(once.values()))
+        to_settle = math.ceil(SETTLE_MS / (busy_ms * len(contenders)))
         times = {key: [] for key in contenders}
-        for _ in range(self.arguments.rounds):
+        for number in range(to_settle + self.arguments.rounds):
             for key, call in contenders.items():
                 launches = self.launch_times(call, math.ceil(busy_ms / max(once[key], 1e-3)))
-                times[key].append(launches[len(launches) // 2])
+                if number >= to_settle:
+                    times[key].append(launches[len(launches) // 2])
         median = {key: sorted(values)[len(values) // 2] for key, values in times.items()}
         row = {"name": name, "ms": median, "tflop_per_s": {k: flops[k] / v / 1e9 for k, v in median.items()}, **more}
         ours = next(iter(contenders))
@@ -215,28 +219,22 @@ class Bench:
                                  by_head.flop)
 
     def general(self):
-        tokens = 1 << 18
+        tokens, dividing = 1 << 18, ([2048, 8192], [1, 4])
+        cases = {
+            "not dividing": ((tokens - 1021, [2047, 8188], [1, 4]), {}),
+            "not nesting": ((tokens, [2048, 8999], [1, 4]), {}),
+            "head blocks": ((tokens, *dividing), {"phase": "by_head_block"}),
+            "every class": ((tokens, *dividing), {"phase": "every"}),
+            "4 key/value heads": ((tokens, *dividing), {"kv_heads": 4}),
+            "documents": ((tokens, *dividing), {"documents": [0, 1 << 15, 100000, 100001, 180000, tokens]}),
+        }
         for head_dim in (128, 64):
             for causal in (False, True):
-                base = None
-                cases = {
-                    "dividing": ((tokens, [2048, 8192], [1, 4]), {}),
-                    "not dividing": ((tokens - 1021, [2047, 8188], [1, 4]), {}),
-                    "not nesting": ((tokens, [2048, 8999], [1, 4]), {}),
-                    "head blocks": ((tokens, [2048, 8192], [1, 4]), {"phase": "by_head_block"}),
-                    "every class": ((tokens, [2048, 8192], [1, 4]), {"phase": "every"}),
-                    "4 key/value heads": ((tokens, [2048, 8192], [1, 4]), {"kv_heads": 4}),
-                    "documents": ((tokens, [2048, 8192], [1, 4]),
-                                  {"documents": [0, 1 << 15, 100000, 100001, 180000, tokens]}),
-                }
-                for name, (args, kwargs) in cases.items():
-                    call = self.forward(args[0], head_dim, args[1], args[2], causal=causal, **kwargs)
-                    median = self.compare(f"general d{head_dim}{' causal' if causal else ''} {name}", {"annulus": call},
-                                          call.flop)
-                    rate = call.flop / median["annulus"]
-                    base = base or rate
-                    self.results[-1]["of_dividing"] = rate / base
-                    print(f"   {rate / base:.3f} of the dividing case", flush=True)
+                base = self.forward(tokens, head_dim, *dividing, causal=causal)
+                for name, ((length, segments, dilations), more) in cases.items():
+                    call = self.forward(length, head_dim, segments, dilations, causal=causal, **more)
+                    self.compare(f"general d{head_dim}{' causal' if causal else ''} {name}",
+                                 {"annulus": call, "dividing": base}, (call.flop, base.flop))
 
     def length(self):
         for tokens in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23):

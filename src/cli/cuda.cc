@@ -191,7 +191,10 @@ std::vector<std::unique_ptr<GpuWork>> kernels_for(const Gpu& gpu, const Problem&
 }  // namespace
 
 Gpu::Gpu(const MachineOptions& options)
-    : backend_(cuda::load_backend()), index_(parse_device(options.device).index.value_or(0)) {
+    : backend_(cuda::load_backend()),
+      index_(parse_device(options.device).index.value_or(0)),
+      threads_(make_machine(options).threads) {
+  if (threads_ == 0) threads_ = usable_cores();
   (void)info();  // is it there?
 }
 
@@ -204,7 +207,7 @@ Options Gpu::options(const std::string& kernel, bool deterministic) const {
 
 Json cuda_environment(const Gpu& gpu, const std::string& kernel) {
   const cuda::DeviceInfo device = gpu.info();
-  Json environment = environment_json(instruction_sets().front(), usable_cores());
+  Json environment = environment_json(instruction_sets().front(), gpu.threads());
   environment["device"] = "cuda";
   environment["gpu"] = device.name;
   environment["compute_capability"] = device.compute_capability;
@@ -251,7 +254,7 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
   const Gpu gpu(options.machine);
   GpuWork gpu_work(gpu, problem, options.machine.kernel, last, options.problem.deterministic);
   check_outputs(files, report_paths(options), last);
-  const int threads = usable_cores();
+  const int threads = gpu.threads();
   Workload work(problem);
   std::map<Pass, double> seconds;
   std::vector<std::string> written;
@@ -304,15 +307,15 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
                                         const std::function<void(const std::string&)>& step) {
   std::vector<VerifyCheck> checks;
   Workload work(problem);
-  work.draw(how.seed, usable_cores(), Pass::backward);
+  work.draw(how.seed, gpu.threads(), Pass::backward);
   const reference::Inputs inputs{.q = as_doubles(work, "q"),
                                  .k = as_doubles(work, "k"),
                                  .v = as_doubles(work, "v"),
                                  .dout = as_doubles(work, "dout")};
   step("fp64 reference");
-  const reference::Result exact = reference::exact(problem, inputs);
+  const reference::Result exact = reference::exact(problem, inputs, gpu.threads());
   step("textbook in " + std::string(name(problem.dtype)));
-  const reference::Result textbook = reference::textbook(problem, inputs);
+  const reference::Result textbook = reference::textbook(problem, inputs, gpu.threads());
   for (const Pass pass : passes_to(Pass::backward)) work.hold_results(pass);
   step("kernels");
   for (const auto& gpu_work : kernels_for(gpu, problem, how.kernel, how.deterministic)) {
@@ -320,7 +323,7 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
     const auto compute = [&] {
       for (const Pass pass : passes_to(Pass::backward)) gpu_work->run(pass);
       gpu_work->bring_back(work);
-      return checksums(work, Pass::backward, usable_cores());
+      return checksums(work, Pass::backward, gpu.threads());
     };
     gpu_work->put_inputs(work);
     const Json first = compute();
@@ -360,7 +363,7 @@ int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
     };
     progress.step("draw inputs");
     Workload work(problem);
-    work.draw(seed, usable_cores(), last);
+    work.draw(seed, gpu.threads(), last);
     gpu_work.put_inputs(work);
     measure_peak();
     for (const Pass pass : passes_to(last)) {

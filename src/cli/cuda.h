@@ -23,12 +23,14 @@ class Gpu {
 
   const cuda::Backend& backend() const { return backend_; }
   int index() const { return index_; }
+  int threads() const { return threads_; }  // of the host, for what is drawn, judged and summed up there
   cuda::DeviceInfo info() const { return backend_.info(index_); }
   Options options(const std::string& kernel, bool deterministic) const;  // for Attention
 
  private:
   const cuda::Backend& backend_;
   int index_;
+  int threads_;
 };
 
 struct CudaTimes {

@@ -149,8 +149,8 @@ TEST(DeviceThreads, EarlierExchangesAreOverAfterAbort) {
     }
     transport.post(pair);
     transport.wait();
-    transport.all_gather("");  // all hosts are through, the copies are not
     try {
+      transport.all_gather("");  // all hosts are through, the copies are not; who is last may hear of the end in here
       transport.post({.step = 2, .stream = stream.get()});
       if (rank == 0) transport.abort("enough");
       transport.all_gather("");

@@ -1,0 +1,51 @@
+"""The judge of grid.py on some problems of its grid, on the CPU: it lets the right results pass, and no others."""
+
+import grid
+import pytest
+
+SOME = {"tokens": "127", "segments": "16,64,100", "heads": "12", "head_dim": "40", "dtype": "bf16"}
+
+
+def faults(wanted, monkeypatch=None, **changes):
+    """What the judge has to say of each problem with these values, computed as one with `changes`."""
+    if changes:
+        honest = grid.run
+        monkeypatch.setattr(grid, "run", lambda problem, *rest: honest({**problem, **changes}, *rest))
+    chosen = [x for x in grid.problems() if all(grid.says(x, key) == value for key, value in wanted.items())]
+    assert chosen
+    return [grid.check(problem, "cpu")[0] for problem in chosen]
+
+
+@pytest.mark.parametrize("tokens", ["1", "127", "351"])
+def test_right_results_pass(tokens):
+    assert not any(faults({**SOME, "tokens": tokens}))
+
+
+def test_blocks_that_see_nothing_of_each_other_are_judged_apart():
+    few = {"segments": "16,64,100", "heads": "1", "head_dim": "8", "dtype": "fp32", "phase": "table"}
+    assert not any(faults({**few, "tokens": "4099", "causal": "False"}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes"),
+    [
+        ({"gradient": "detached"}, {"gradient": "exact"}),
+        ({"causal": "False"}, {"causal": True}),
+        ({"phase": "by_head_block"}, {"phase": "by_head"}),
+    ],
+)
+def test_results_of_another_problem_do_not(wanted, changes, monkeypatch):
+    assert all(faults({**SOME, **wanted}, monkeypatch, **changes))
+
+
+@pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
+def test_one_wrong_element_is_found(name, monkeypatch):
+    honest = grid.run
+
+    def run(*args):
+        result = honest(*args)
+        result[name].view(-1)[77] += result[name].abs().max() / 16
+        return result
+
+    monkeypatch.setattr(grid, "run", run)
+    assert all(faults({**SOME, "phase": "every"}))
