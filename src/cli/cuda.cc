@@ -20,6 +20,7 @@ namespace annulus::cli {
 namespace {
 
 constexpr std::int64_t kMaxRounds = 1'000'000;
+constexpr double kPeakEvery = 0.05;  // seconds of rounds
 
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
@@ -355,9 +356,8 @@ int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
   Peak peak;
   {
     const auto passes = static_cast<std::int64_t>(passes_to(last).size());
-    Progress progress(options.report.quiet, 3 + passes * (times.warmup + times.repeats));
-    const auto measure_peak = [&] {  // before and after: the better one
-      progress.step("peak");
+    Progress progress(options.report.quiet, 1 + passes * (times.warmup + times.repeats));
+    const auto observe_peak = [&] {
       const Peak found = gpu.backend().measure_peak(gpu.index(), problem.dtype);
       if (found.flop_per_s > peak.flop_per_s) peak = found;
     };
@@ -365,7 +365,6 @@ int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
     Workload work(problem);
     work.draw(seed, gpu.threads(), last);
     gpu_work.put_inputs(work);
-    measure_peak();
     for (const Pass pass : passes_to(last)) {
       const std::string what = name_of(pass);
       Measurement measurement{
@@ -374,16 +373,20 @@ int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
         progress.step(what + ", warm-up " + std::to_string(i + 1));
         gpu_work.run(pass);
       }
-      double total = 0;
+      double total = 0, total_at_peak = 0;
       for (std::int64_t i = 0; i < kMaxRounds && (i < times.repeats || total < times.min_seconds); ++i) {
         if (i < times.repeats) progress.step(what + ", round " + std::to_string(i + 1));
+        if (i < times.repeats || total - total_at_peak > kPeakEvery) {  // as bench.cc does for several ranks
+          observe_peak();
+          total_at_peak = total;
+        }
         measurement.seconds.push_back(gpu_work.run(pass));
         total += measurement.seconds.back();
       }
       std::ranges::sort(measurement.seconds);
       measurements.push_back(std::move(measurement));
     }
-    measure_peak();
+    observe_peak();
   }
   Json report = {{"problem", problem_on_cuda(options, problem, gpu_work.kernel())},
                  {"environment", cuda_environment(gpu, gpu_work.kernel())},
@@ -411,7 +414,7 @@ int bench_on_cuda(const CommandOptions& options, const CudaTimes& times) {
   std::ostream& out = text_output(options.report);
   out << describe_on_cuda(gpu, problem, gpu_work.kernel()) << gpu_work.attention().explain() << table_text(table);
   out << "peak     " << number_text(peak.flop_per_s / 1e12, 4) << " TFLOP/s, " << peak.instruction
-      << ", measured in this run\n";
+      << ", measured between the rounds\n";
   out << gpu_work.memory_line();
   write_report(options.report, report);
   return kRight;
@@ -446,6 +449,15 @@ Json cuda_json() {
             {"kernels", kernels}};
   } catch (const DeviceError&) {
     return nullptr;
+  }
+}
+
+bool has_nccl() {
+  try {
+    const Gpu gpu({});
+    return gpu.backend().nccl_links(gpu.index()).trouble.empty();
+  } catch (const DeviceError&) {
+    return false;
   }
 }
 

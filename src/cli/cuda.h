@@ -67,5 +67,6 @@ Peak peak_of_gpu(const std::string& device, DType dtype);
 // For `info`: the device, or why there is none.
 std::string cuda_text();
 Json cuda_json();
+bool has_nccl();  // and a GPU
 
 }  // namespace annulus::cli

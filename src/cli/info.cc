@@ -22,8 +22,10 @@ Json caches_json() {
 }
 
 std::vector<std::string> transports() {
-  if (built_with_mpi()) return {"threads", "mpi"};
-  return {"threads"};
+  std::vector<std::string> names = {"threads"};
+  if (built_with_mpi()) names.emplace_back("mpi");
+  if (has_nccl()) names.emplace_back("nccl");
+  return names;
 }
 
 Json info_json(const std::string& chosen, const Launcher& launcher) {
