@@ -146,8 +146,8 @@ void add_rank_options(CLI::App& command, RankTexts& options) {
       ->group("Ranks");
   text("--layout", options.layout, "contiguous, zigzag or striped (default contiguous)", "NAME");
   text("--boundaries", options.boundaries, "Contiguous shards: 0, end of rank 0, ..., tokens (default: even)", "LIST");
-  text("--strategy", options.strategy, "How keys meet queries: auto or a name that `plan` lists (default auto)",
-       "NAME");
+  text("--strategy", options.strategy,
+       "How keys meet queries: auto, exchange, reshard, ring, gather or replicated (default auto)", "NAME");
   text("--slot-size", options.slot_size, "Bytes that arrive at a time, of two slots (default 32M)", "SIZE");
   text("--memory-limit", options.memory_limit, "Bytes of a rank: smaller slots, or refuse", "SIZE");
   text("--timeout", options.timeout, "Without a sign of life for so long, a rank is lost (default 60)", "SECONDS");

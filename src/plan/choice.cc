@@ -87,7 +87,8 @@ bool deals_evenly(const Problem& problem, const Sharding& sharding, std::size_t 
   return true;
 }
 
-std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std::int64_t reshard, bool one_rank) {
+std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std::int64_t reshard, bool one_rank,
+                          bool is_uneven) {
   if (one_rank) return "one rank has all keys";
   if (exchange == 0) return "every key that a query sees lies on its own rank";
   if (choice.strategy == Strategy::reshard)
@@ -95,7 +96,8 @@ std::string branch_reason(const BranchChoice& choice, std::int64_t exchange, std
            (reshard < exchange ? "" : "; whole classes are computed faster");
   if (choice.strategy == Strategy::exchange)
     return format_bytes(exchange) + " of keys and values reach over shards" +
-           (reshard > 0 ? "; dealing out classes would move " + format_bytes(reshard) : "");
+           (reshard > 0 ? "; dealing out classes would move " + format_bytes(reshard) : "") +
+           (is_uneven ? ", but leave ranks idle" : "");
   if (choice.strategy == Strategy::replicated) return "every rank attends all queries to its own keys";
   return format_bytes(exchange) + " would do; " + std::string(name(choice.strategy)) + " moves whole shards";
 }
@@ -124,10 +126,10 @@ Choice choose_strategy(const Problem& problem, const Sharding& sharding, Strateg
     const std::int64_t reshard = can_deal && exchange > 0 ? reshard_bytes(problem, sharding, i) : 0;
     // Fewer bytes win, on slow links and on fast ones (docs/running-on-a-cluster.md), when all ranks get as much to do.
     const bool pays = reshard < exchange || rates.favours_whole_groups;
-    const bool deals = wanted == Strategy::reshard || (wanted == Strategy::automatic && can_deal && exchange > 0 &&
-                                                       pays && deals_evenly(problem, sharding, i));
+    const bool may_deal = wanted == Strategy::automatic && can_deal && exchange > 0 && pays;
+    const bool deals = wanted == Strategy::reshard || (may_deal && deals_evenly(problem, sharding, i));
     BranchChoice branch{deals ? Strategy::reshard : choice.strategy, deals ? reshard : exchange, ""};
-    branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1);
+    branch.why = branch_reason(branch, exchange, reshard, sharding.ranks == 1, may_deal && !deals);
     choice.branches.push_back(std::move(branch));
   }
   return choice;
