@@ -23,8 +23,6 @@
 namespace annulus::cli {
 namespace {
 
-constexpr std::int64_t kMaxRounds = 1'000'000;
-constexpr double kPeakEvery = 0.05;                    // seconds of rounds
 constexpr double kMostOverall = 5;                     // times --min-seconds, rounds and all that lies between them
 constexpr double kLeastOverall = 2;                    // seconds
 constexpr double kForwardFlopPerPairAndElement = 4;    // two products

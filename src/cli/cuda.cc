@@ -19,9 +19,6 @@
 namespace annulus::cli {
 namespace {
 
-constexpr std::int64_t kMaxRounds = 1'000'000;
-constexpr double kPeakEvery = 0.05;  // seconds of rounds
-
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
 // Only dq can differ from run to run: where it is added up in no fixed order.

@@ -1,6 +1,7 @@
 // Times of one pass, what they mean as a rate, and when such a rate cannot be true.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "kernels/peak.h"
 
 namespace annulus::cli {
+
+inline constexpr std::int64_t kMaxRounds = 1'000'000;
+inline constexpr double kPeakEvery = 0.05;  // seconds of rounds
 
 struct Measurement {
   std::string pass;
