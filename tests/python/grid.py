@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The grid of `annulus verify`, judged where it is computed: on a GPU, 25,920 problems in minutes instead of hours.
+"""The grid of `annulus verify`, judged where it is computed: on a GPU, without the hours that a CPU needs for the large problems.
 
     PYTHONPATH=python ANNULUS_LIBRARY=build/release/src/libannulus.so python3 tests/python/grid.py
     python3 tests/python/grid.py tokens=4099 dtype=bf16          only problems with these values
