@@ -11,8 +11,8 @@ namespace annulus::cuda {
 // The backward kernels, best first.
 inline constexpr KernelChoice kBackwardKernels[] = {
     {"sm90",
-     "sm_90; bf16, fp16; head sizes 64, 128; scale > 0; up to 12 branches; addresses and strides in multiples of 16 "
-     "bytes",
+     "sm_90; bf16, fp16; head sizes 64, 128; scale between 1e-30 and 1e30; up to 12 branches; addresses and strides "
+     "in multiples of 16 bytes",
      "copy engine and wgmma; dq is added up in fp32, or, deterministic, made by a kernel of its own"},
     {"mma", "sm_80 and newer; every type; head sizes up to 256; any strides",
      "tensor cores by mma.sync, a pass for dq and one for dk and dv; the same bits run after run"},

@@ -60,7 +60,8 @@ GradientParams<kBranches> make_params(const GradientLaunch& g, const LaunchShape
 
 bool takes_gradient(const Problem& problem, const DeviceInfo& device) {
   return device.compute_capability == 90 && problem.dtype != DType::fp32 &&
-         gradient_index(problem.head_dim, problem.causal) >= 0 && *problem.scale > 0 && can_schedule(problem) &&
+         gradient_index(problem.head_dim, problem.causal) >= 0 && *problem.scale > kLeastScale &&
+         *problem.scale < 1 / kLeastScale && can_schedule(problem) &&
          problem.pattern.branches.size() <= kMaxGradientBranches;
 }
 

@@ -29,7 +29,7 @@ constexpr int kItemLead = 8;
 
 template <Sm90GradientConfig C>
 struct GradientShared {
-  std::uint32_t key, value, query, grad, ds, numbers, barriers;
+  std::uint32_t key, value, query, grad, numbers, ds, barriers;
   GradientBlock* blocks;  // [kBlocks], in turn
   GradientNote* notes;    // [kKeySlots], in turn; key_full and key_empty guard them
   GradientItem* items;    // [2], in turn
@@ -39,9 +39,9 @@ struct GradientShared {
     value = key + C.kKeySlots * C.key_bytes();
     query = value + C.key_bytes();
     grad = query + C.query_slots * C.query_bytes();
-    ds = grad + C.grad_slots * C.query_bytes();
-    numbers = ds + C.ds_slots * C.ds_bytes();
-    barriers = numbers + C.query_slots * C.number_bytes();
+    numbers = grad + C.grad_slots * C.query_bytes();  // compute-sanitizer takes their rows for twice as long
+    ds = numbers + C.kNumberSlots * C.number_bytes();
+    barriers = ds + C.ds_slots * C.ds_bytes();
     std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - key);
     blocks = reinterpret_cast<GradientBlock*>(rest);
     notes = reinterpret_cast<GradientNote*>(blocks + C.kBlocks);
@@ -55,11 +55,14 @@ struct GradientShared {
   __device__ std::uint32_t value_full() const { return key_empty(C.kKeySlots); }
   __device__ std::uint32_t value_empty() const { return value_full() + 8; }
   __device__ std::uint32_t ds_full(int slot) const { return value_full() + 16 + 8 * slot; }
-  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.ds_slots) + 8 * slot; }
+  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.ds_barriers()) + 8 * slot; }
   __device__ std::uint32_t query_empty(int slot) const { return query_full(C.query_slots) + 8 * slot; }
   __device__ std::uint32_t grad_full(int slot) const { return query_empty(C.query_slots) + 8 * slot; }
   __device__ std::uint32_t grad_empty(int slot) const { return grad_full(C.grad_slots) + 8 * slot; }
-  __device__ std::uint32_t item_full(int slot) const { return grad_empty(C.grad_slots) + 8 * slot; }
+  __device__ std::uint32_t number_slab(int slot) const { return numbers + slot * C.number_bytes(); }
+  __device__ std::uint32_t number_full(int slot) const { return grad_empty(C.grad_slots) + 8 * slot; }
+  __device__ std::uint32_t number_empty(int slot) const { return number_full(C.kNumberSlots) + 8 * slot; }
+  __device__ std::uint32_t item_full(int slot) const { return number_empty(C.kNumberSlots) + 8 * slot; }
   __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
   __device__ std::uint32_t item_due() const { return item_empty(2); }
 };
@@ -74,13 +77,13 @@ class ItemFinder {
   __device__ __forceinline__ void run() {
     Ring item, due;
     for (;;) {
-      ptx::mbarrier_wait(sh_.item_empty(item.slot), item.parity ^ 1);
+      ptx::mbarrier_wait_asleep(sh_.item_empty(item.slot), item.parity ^ 1);
       const bool more = find(sh_.items[item.slot]);
       ptx::mbarrier_arrive(sh_.item_full(item.slot));
       if (!more) return;
       item.advance<2>();
       // A tile that is taken early is one that no idle multiprocessor can take: the long ones would end last.
-      ptx::mbarrier_wait(sh_.item_due(), due.parity);
+      ptx::mbarrier_wait_asleep(sh_.item_due(), due.parity);
       due.advance<1>();
     }
   }
@@ -164,10 +167,10 @@ class Feeder {
   __device__ __forceinline__ void run() {
     Ring item;
     for (;;) {
-      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      ptx::mbarrier_wait_asleep(sh_.item_full(item.slot), item.parity);
       const GradientItem& here = sh_.items[item.slot];
       if (here.done) {
-        ptx::mbarrier_wait(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
+        ptx::mbarrier_wait_asleep(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
         sh_.notes[keys_.slot].done = true;
         ptx::mbarrier_arrive(sh_.key_full(keys_.slot));
         return;
@@ -193,14 +196,12 @@ class Feeder {
     const int head = item.tile.head, batch = item.tile.batch;
     for (int n = part.blocks; n > 0; --n, row += C.query_rows) {
       const std::uint32_t query_full = sh_.query_full(query_.slot), grad_full = sh_.grad_full(grad_.slot);
-      ptx::mbarrier_wait(sh_.query_empty(query_.slot), query_.parity ^ 1);
+      ptx::mbarrier_wait_asleep(sh_.query_empty(query_.slot), query_.parity ^ 1);
       ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
       load_rows(sh_.query_slab(query_.slot), C.query_rows * 128, C.head_dim, queries, query_full, row, residue, head,
                 batch);
       query_.template advance<C.query_slots>();
-      if constexpr (C.grad_slots < C.query_slots)  // its slot is let go later: until then it comes half of the way
-        prefetch_rows(C.head_dim, p_.grad[part.branch], row, residue, head, batch);
-      ptx::mbarrier_wait(sh_.grad_empty(grad_.slot), grad_.parity ^ 1);
+      ptx::mbarrier_wait_asleep(sh_.grad_empty(grad_.slot), grad_.parity ^ 1);
       ptx::mbarrier_arrive_expect(grad_full, C.query_bytes());
       load_rows(sh_.grad_slab(grad_.slot), C.query_rows * 128, C.head_dim, p_.grad[part.branch], grad_full, row,
                 residue, head, batch);
@@ -214,7 +215,7 @@ class Feeder {
   __device__ __forceinline__ void feed_keys(const GradientItem& item) {
     const Tile& tile = item.tile;
     const Launch& launch = p_.launch.common;
-    ptx::mbarrier_wait(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
+    ptx::mbarrier_wait_asleep(sh_.key_empty(keys_.slot), keys_.parity ^ 1);
     if (tile.wait_set != kNoSet) ptx::wait_global(launch.sets + tile.wait_set, static_cast<unsigned>(tile.wait_count));
     write_note(item);
     const std::uint32_t full = sh_.key_full(keys_.slot);
@@ -228,7 +229,7 @@ class Feeder {
   }
 
   __device__ __forceinline__ void feed_values(const GradientItem& item) {
-    ptx::mbarrier_wait(sh_.value_empty(), value_.parity ^ 1);
+    ptx::mbarrier_wait_asleep(sh_.value_empty(), value_.parity ^ 1);
     ptx::mbarrier_arrive_expect(sh_.value_full(), C.key_bytes());
     load_tile(sh_.value, p_.value[item.tile.sweep], sh_.value_full(), item);
     value_.template advance<1>();
@@ -269,21 +270,35 @@ class Feeder {
 
 // ---- Producer, warp 3: LSE and Delta of a block's queries, and what else there is to say of the block
 
-__device__ __forceinline__ void store_shared(std::uint32_t to, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+__device__ __forceinline__ std::uint32_t upper(float x) { return __float_as_uint(x) & 0xffff0000u; }
+
+// Of one query, to be added to its column of S and dP by a product with ones: each number as three of 8 bits, which
+// together are all of it. Eight of them are a row; the last two are 0.
+__device__ __forceinline__ void store_numbers(std::uint32_t to, float a, float b) {
+  const std::uint32_t a0 = upper(a), b0 = upper(b);
+  const float a_rest = a - __uint_as_float(a0), b_rest = b - __uint_as_float(b0);
+  const std::uint32_t a1 = upper(a_rest), b1 = upper(b_rest);
+  const std::uint32_t a2 = upper(a_rest - __uint_as_float(a1)), b2 = upper(b_rest - __uint_as_float(b1));
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a0 >> 16 | a1), "r"(a2 >> 16 | b0),
+               "r"(b1 >> 16 | b2), "r"(0)
+               : "memory");
 }
 
 template <Sm90GradientConfig C>
 class Clerk {
+  // LSE of a query that is none, before the scale: finite, since it is multiplied by 0 where Delta is added.
+  static constexpr float kNoWeight = 0x1.fep127f;  // the largest bf16
+
  public:
-  __device__ Clerk(const GradientLaunch& g, const GradientShared<C>& sh, int lane) : g_(g), sh_(sh), lane_(lane) {}
+  __device__ Clerk(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
+      : g_(g), sh_(sh), lane_(lane), unscale_(1.442695040888963407f / g.common.scale_log2) {}
 
   // Consumers have no block without its numbers: none of them adds to dq before the kernel before has cleared the sums.
   __device__ __forceinline__ void run() {
     Ring item;
     ptx::wait_for_previous();
     for (;;) {
-      ptx::mbarrier_wait(sh_.item_full(item.slot), item.parity);
+      ptx::mbarrier_wait_asleep(sh_.item_full(item.slot), item.parity);
       const GradientItem& here = sh_.items[item.slot];
       if (here.done) return;
       const int branches = here.tile.branch_count;
@@ -312,17 +327,14 @@ class Clerk {
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
         const bool there = lane_ + 32 * i < rows;
-        lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) : INFINITY;
+        lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) * unscale_ : kNoWeight;
         // Not read-only: the kernel before may write it while this one runs.
         delta[i] = there ? __ldcg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
       }
-      ptx::mbarrier_wait(sh_.query_empty(slot_.slot), slot_.parity ^ 1);
-      const std::uint32_t numbers = sh_.numbers + slot_.slot * C.number_bytes() + lane_ * 4;
+      ptx::mbarrier_wait_asleep(sh_.number_empty(slot_.slot), slot_.parity ^ 1);
 #pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        store_shared(numbers + 128 * i, lse[i] * 1.442695040888963407f);
-        store_shared(numbers + C.query_rows * 4 + 128 * i, delta[i]);
-      }
+      for (int i = 0; i < kNumbers; ++i)
+        store_numbers(sh_.number_slab(slot_.slot) + (lane_ + 32 * i) * 16, -lse[i], -delta[i]);
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
         block.sums = head * g_.sums.rows * C.head_dim;
@@ -333,9 +345,10 @@ class Clerk {
         block.low_step = part.step;
         block.last = is_last && n == 1 ? 1 : 0;
       }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read them
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(sh_.query_full(slot_.slot));
-      slot_.template advance<C.query_slots>();
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_full(slot_.slot));
+      slot_.template advance<C.kNumberSlots>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
       sum_row += step * C.query_rows;
@@ -347,6 +360,7 @@ class Clerk {
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_;
+  float unscale_;  // LSE as S has it, before the scale
   Ring slot_;
   int block_ = 0;
 };
@@ -376,7 +390,7 @@ class Storer {
 
   __device__ __forceinline__ void run() {
     for (;; key_.template advance<C.kKeySlots>()) {
-      ptx::mbarrier_wait(sh_.key_full(key_.slot), key_.parity);
+      ptx::mbarrier_wait_asleep(sh_.key_full(key_.slot), key_.parity);
       const GradientNote& note = sh_.notes[key_.slot];
       if (note.done) break;
       if (note.is_last && note.step > 1) clear(note);

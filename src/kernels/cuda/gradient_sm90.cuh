@@ -18,12 +18,13 @@
 //   key_full / key_empty         per slot: a tile's K and its note; dV leaves by K's slot, dK by those of dS, and empty
 //                                says that both have left
 //   value_full / value_empty     V
-//   query_full / query_empty     per slot: Q, LSE, Delta and the block's record
+//   query_full / query_empty     per slot: Q
+//   number_full / number_empty   per slot: LSE and Delta, and the block's record
 //   grad_full / grad_empty       per slot: dO
 //   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                      per slot: dS of both consumers
 //
-// Queries behind the end of a group have LSE = inf, so their weights are 0; keys behind the end of a tile become 0. As
+// Queries behind the end of a group have a huge LSE, so their weights are 0; keys behind the end of a tile become 0. As
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
 #pragma once
 
@@ -39,7 +40,6 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
   constexpr bool kByRows = C.query_rows == 128;  // the consumers' halves of dQ: 64 queries each, or 64 columns each
   static_assert((C.head_dim == 128 && !kByRows) || (C.head_dim == 64 && kByRows));
-  constexpr bool kGradIsScarce = C.grad_slots < C.query_slots;  // dO is let go as early as can be
   const Launch& launch = g.common;
   const int lane = thread % 32, warp = thread / 32;
   const int row = warp * 16 + lane / 4;  // of this group's 64 keys; the thread has row + 8 too
@@ -48,31 +48,41 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   std::uint32_t prob[kScores / 2], ds[kScores / 2];
   Ring key, value;            // of the tile
   Ring q, grad, d, d_before;  // Q and dO; dS of this block and of the one before
+  Ring number;                // LSE and Delta: of this block until dS is made, then of the next one
   int block = 0;
   std::uint32_t own_key = sh.key, next_key = sh.key;     // slots: of the tile, and of the next S
   std::uint32_t room = sh.key_full(0), room_parity = 0;  // dK and dV of the tile before have left; at first: is passed
   bool goes_on = false;                                  // the next tile's first P is made in this one's last turn
   const bool flows = launch.sets == nullptr;             // the next tile waits for none, thus not for this one either
 
-  const auto issue_scores = [&](int slot) __attribute__((always_inline)) {  // S^T = K Q^T
+  // Ones, 16 along a row as wgmma has them in registers: at the places of LSE, and at those of Delta.
+  constexpr std::uint32_t kFirst = 0x3f80u, kSecond = 0x3f800000u;
+  const int quad = lane & 3;
+  const std::uint32_t of_lse = quad == 0 ? kFirst | kSecond : quad == 1 ? kFirst : 0u;
+  const std::uint32_t of_delta = quad == 1 ? kSecond : quad == 2 ? kFirst | kSecond : 0u;
+  const std::uint32_t at_lse[4] = {of_lse, of_lse, 0u, 0u}, at_delta[4] = {of_delta, of_delta, 0u, 0u};
+
+  const auto issue_scores = [&](int slot, int numbers) __attribute__((always_inline)) {  // S^T = K Q^T - LSE / scale
     const std::uint64_t a = ptx::descriptor(next_key + group * 8192, 16, 1024);
     const std::uint64_t b = ptx::descriptor(sh.query_slab(slot), 16, 1024);
     ptx::wgmma_fence();
+    ptx::multiply_numbers(s, at_lse, ptx::plain_descriptor(sh.number_slab(numbers)));
 #pragma unroll
     for (int i = 0; i < C.head_dim / 16; ++i) {  // 16 elements are 32 bytes further in the row of 128 bytes
       const std::uint64_t ai = a + (i % 4) * 2 + i / 4 * 1024, bi = b + (i % 4) * 2 + i / 4 * (C.query_rows * 8);
-      i == 0 ? ptx::multiply_first<T, 0, 0>(s, ai, bi) : ptx::multiply_next<T, 0, 0>(s, ai, bi);
+      ptx::multiply_next<T, 0, 0>(s, ai, bi);
     }
     ptx::wgmma_commit();
   };
-  const auto issue_dp = [&](int slot) __attribute__((always_inline)) {  // dP^T = V dO^T
+  const auto issue_dp = [&](int slot, int numbers) __attribute__((always_inline)) {  // dP^T = V dO^T - Delta
     const std::uint64_t a = ptx::descriptor(sh.value + group * 8192, 16, 1024);
     const std::uint64_t b = ptx::descriptor(sh.grad_slab(slot), 16, 1024);
     ptx::wgmma_fence();
+    ptx::multiply_numbers(x, at_delta, ptx::plain_descriptor(sh.number_slab(numbers)));
 #pragma unroll
     for (int i = 0; i < C.head_dim / 16; ++i) {
       const std::uint64_t ai = a + (i % 4) * 2 + i / 4 * 1024, bi = b + (i % 4) * 2 + i / 4 * (C.query_rows * 8);
-      i == 0 ? ptx::multiply_first<T, 0, 0>(x, ai, bi) : ptx::multiply_next<T, 0, 0>(x, ai, bi);
+      ptx::multiply_next<T, 0, 0>(x, ai, bi);
     }
     ptx::wgmma_commit();
   };
@@ -107,12 +117,13 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     const GradientNote& note = sh.notes[next.slot];
     if (note.done || note.empty || note.rows < C.kKeyRows) return false;
     ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+    ptx::mbarrier_wait(sh.number_full(number.slot), number.parity);
     if (sees_nothing(record)) return false;
     next_key = sh.key_slab(next.slot);
     return true;
   };
   // S becomes P, in the type of the inputs.
-  const auto exponentials = [&](int slot, int record) __attribute__((always_inline)) {
+  const auto exponentials = [&](int record) __attribute__((always_inline)) {
     ptx::pin(s);
     if constexpr (C.causal) {
       const GradientBlock& now = sh.blocks[record];
@@ -125,28 +136,15 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           if (i / 4 * 8 + (i & 1) < least[(i >> 1) & 1]) s[i] = -INFINITY;
       }
     }
-    const std::uint32_t lse = sh.numbers + slot * C.number_bytes() + (lane & 3) * 8;
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 l = ptx::load_shared_pair(lse + j * 32);
-      float p[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[i] = ptx::exp2_approx(fmaf(s[4 * j + i], scale, i & 1 ? -l.y : -l.x));
-      prob[2 * j] = ptx::pack<T>(p[0], p[1]);
-      prob[2 * j + 1] = ptx::pack<T>(p[2], p[3]);
-    }
+    for (int j = 0; j < kScores / 2; ++j)
+      prob[j] = ptx::pack<T>(ptx::exp2_approx(s[2 * j] * scale), ptx::exp2_approx(s[2 * j + 1] * scale));
   };
   // dS = P (dP - Delta), to registers and to shared memory.
-  const auto make_ds = [&](int slot) __attribute__((always_inline)) {
-    const std::uint32_t delta = sh.numbers + slot * C.number_bytes() + C.query_rows * 4 + (lane & 3) * 8;
+  const auto make_ds = [&]() __attribute__((always_inline)) {
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 e = ptx::load_shared_pair(delta + j * 32);
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        ds[2 * j + r] =
-            ptx::multiply_packed<T>(prob[2 * j + r], ptx::pack<T>(x[4 * j + 2 * r] - e.x, x[4 * j + 2 * r + 1] - e.y));
-    }
+    for (int j = 0; j < kScores / 2; ++j)
+      ds[j] = ptx::multiply_packed<T>(prob[j], ptx::pack<T>(x[2 * j], x[2 * j + 1]));
   };
   const auto share_ds = [&]() __attribute__((always_inline)) {
     const int own = group * 64 + warp * 16 + lane % 16;
@@ -226,6 +224,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       bool first = true, last = false;
       if (!goes_on) {
         ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        ptx::mbarrier_wait(sh.number_full(number.slot), number.parity);
         if (sees_nothing(block)) {
           ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
           if constexpr (kDq) {
@@ -238,30 +237,32 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           }
           if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(q.slot));
           if (lane == 0) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+          if (lane == 0) ptx::mbarrier_arrive(sh.number_empty(number.slot));
           q.advance<C.query_slots>();
           grad.advance<C.grad_slots>();
+          number.advance<C.kNumberSlots>();
           block = (block + 1) % C.kBlocks;
           first = false;
           ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+          ptx::mbarrier_wait(sh.number_full(number.slot), number.parity);
         }
-        issue_scores(q.slot);
+        issue_scores(q.slot, number.slot);
         ptx::wgmma_wait<0>();
-        exponentials(q.slot, block);
+        exponentials(block);
       }
       ptx::mbarrier_wait(sh.value_full(), value.parity);
       do {
         // P of this block is known.
         last = sh.blocks[block].last != 0;
         ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
-        issue_dp(grad.slot);
+        issue_dp(grad.slot, number.slot);
         issue_sum(dv, prob, sh.grad_slab(grad.slot));
         ptx::wgmma_wait<1>();
         ptx::pin(x);
-        make_ds(q.slot);
-        if constexpr (kGradIsScarce) {
-          ptx::wgmma_wait<0>();
-          if (lane == 0) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
-        }
+        make_ds();
+        if (lane == 0) ptx::mbarrier_arrive(sh.number_empty(number.slot));
+        const int numbers = number.slot;
+        number.advance<C.kNumberSlots>();
         if constexpr (kDq) {
           // When the other consumer has shared dS of the block before, it is through with the slot that is written now.
           ptx::mbarrier_wait(first ? room : sh.ds_full(d_before.slot), first ? room_parity : d_before.parity);
@@ -270,16 +271,19 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         const int now = q.slot, before = (block + C.kBlocks - 1) % C.kBlocks, after = (block + 1) % C.kBlocks;
         q.advance<C.query_slots>();
         goes_on = !last || (flows && next_tile_is_there(after));
-        if (!last) ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+        if (!last) {
+          ptx::mbarrier_wait(sh.query_full(q.slot), q.parity);
+          ptx::mbarrier_wait(sh.number_full(number.slot), number.parity);
+        }
         ptx::wgmma_wait<0>();
         // S where there is no next block, and a tile's first dQ, are of nothing and thrown away: cheaper than a second
         // copy of the loop.
         if constexpr (kDq && C.dq_leaves_first) issue_dq(d_before.slot);
-        issue_scores(goes_on ? q.slot : now);
+        issue_scores(goes_on ? q.slot : now, goes_on ? number.slot : numbers);
         if constexpr (kDq && !C.dq_leaves_first) issue_dq(d_before.slot);
         issue_sum(dk, ds, sh.query_slab(now));
         if (lane == 0) {
-          if constexpr (!kGradIsScarce) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+          ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
           if (last) ptx::mbarrier_arrive(sh.value_empty());
         }
         grad.advance<C.grad_slots>();
@@ -291,10 +295,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           ptx::pin(dq);
           if (!first) put_dq(before);
           ptx::wgmma_wait<1>();
-          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
+          exponentials(goes_on ? after : block);
         } else if constexpr (kDq) {
           ptx::wgmma_wait<2>();
-          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
+          exponentials(goes_on ? after : block);
           if (first) {
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
@@ -305,7 +309,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           }
         } else {
           ptx::wgmma_wait<1>();
-          exponentials(goes_on ? q.slot : now, goes_on ? after : block);
+          exponentials(goes_on ? after : block);
         }
         if (last) {
           ptx::wgmma_wait<0>();
@@ -398,14 +402,18 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     }
     ptx::mbarrier_init(sh.value_full(), 1);
     ptx::mbarrier_init(sh.value_empty(), 8);
-    for (int i = 0; i < C.ds_slots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
+    for (int i = 0; i < C.ds_barriers(); ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
     for (int i = 0; i < C.query_slots; ++i) {
-      ptx::mbarrier_init(sh.query_full(i), 2);
+      ptx::mbarrier_init(sh.query_full(i), 1);
       ptx::mbarrier_init(sh.query_empty(i), 8);
     }
     for (int i = 0; i < C.grad_slots; ++i) {
       ptx::mbarrier_init(sh.grad_full(i), 1);
       ptx::mbarrier_init(sh.grad_empty(i), 8);
+    }
+    for (int i = 0; i < C.kNumberSlots; ++i) {
+      ptx::mbarrier_init(sh.number_full(i), 1);
+      ptx::mbarrier_init(sh.number_empty(i), 8);
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(sh.item_full(i), 1);

@@ -6,6 +6,7 @@
 
 namespace annulus::cuda {
 
+inline constexpr double kLeastScale = 1e-30;     // LSE is divided by it
 inline constexpr int kMaxGradientBranches = 12;  // all tensor maps travel as one kernel argument
 
 // One query head's part of a tile of keys, as the finder leaves it.
@@ -42,24 +43,27 @@ struct Sm90GradientConfig {
   int head_dim = 0;
   bool causal = false;
   int query_rows = 0;            // of one block
-  int query_slots = 0;           // Q of so many blocks; the numbers of their queries too
+  int query_slots = 0;           // Q of so many blocks
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
   int ds_slots = 3;              // so that the groups need not keep step
+  bool shares_ds = true;
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
   static constexpr int kKeySlots = 2;   // the next tile begins while this one still leaves
-  static constexpr int kBlocks = 4;     // records: one more than the most query_slots
+  static constexpr int kBlocks = 4;     // records: those of the numbers, the block whose dQ is late, and one
+  static constexpr int kNumberSlots = 2;
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
-  ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 8; }  // LSE and Delta
+  ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 16; }  // LSE and Delta
+  ANNULUS_HOST_DEVICE constexpr int ds_barriers() const { return shares_ds ? ds_slots : 0; }
   ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
-    return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 5);
+    return 8 * (2 * kKeySlots + 2 + ds_barriers() + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5);
   }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
-    return (kKeySlots + 1) * key_bytes() + query_slots * (query_bytes() + number_bytes()) + grad_slots * query_bytes() +
-           ds_slots * ds_bytes();
+    return (kKeySlots + 1) * key_bytes() + query_slots * query_bytes() + kNumberSlots * number_bytes() +
+           grad_slots * query_bytes() + ds_slots * ds_bytes();
   }
   ANNULUS_HOST_DEVICE constexpr int shared_bytes() const {
     return slot_bytes() + (barrier_bytes() + 15) / 16 * 16 + kBlocks * static_cast<int>(sizeof(GradientBlock)) +
@@ -84,6 +88,7 @@ inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
 // dK and dV alone: dS never leaves registers, its slots are just the way out for dK, 32 KB, and every head size has
 // room for three slots.
 constexpr Sm90GradientConfig without_dq(Sm90GradientConfig config) {
+  config.shares_ds = false;
   config.ds_slots = 32768 / config.ds_bytes();
   config.query_slots = config.grad_slots = 3;
   return config;
@@ -122,7 +127,7 @@ inline constexpr Sm90DqConfig kSm90DqConfigs[] = {
 };
 
 constexpr bool fits(const Sm90GradientConfig& config) {
-  return config.shared_bytes() <= kMostSharedBytes && config.kBlocks > config.query_slots;
+  return config.shared_bytes() <= kMostSharedBytes && config.kBlocks > config.kNumberSlots + 1;
 }
 constexpr bool all_gradients_fit() {
   for (const Sm90GradientConfig& config : kSm90GradientConfigs)

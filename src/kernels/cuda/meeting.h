@@ -27,7 +27,7 @@ struct MeetingTile {
   int state_stride = 0;    // of state, from one query to the next
   int rows = 0;
   int first_part = 0;
-  int part_count = 0;  // at most kMaxBranches
+  int part_count = 0;  // at most kMaxSweepBranches
 };
 
 struct MeetingPart {

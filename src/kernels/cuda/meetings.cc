@@ -176,9 +176,9 @@ class Lister {
       part.first = static_cast<int>(std::clamp(seen.first + seen.step * done, -kFar, kFar));
       if (met_blocks(part, rules_.of_keys, problem_.causal, tile.rows, rules_.block_rows) > 0) parts.push_back(part);
     }
-    for (std::size_t first = 0; first < parts.size(); first += kMaxBranches) {
-      MeetingList& list = list_of(first / kMaxBranches);
-      const std::size_t count = std::min<std::size_t>(kMaxBranches, parts.size() - first);
+    for (std::size_t first = 0; first < parts.size(); first += kMaxSweepBranches) {
+      MeetingList& list = list_of(first / kMaxSweepBranches);
+      const std::size_t count = std::min<std::size_t>(kMaxSweepBranches, parts.size() - first);
       tile.first_part = static_cast<int>(list.parts.size());
       tile.part_count = static_cast<int>(count);
       list.parts.insert(list.parts.end(), parts.begin() + static_cast<std::ptrdiff_t>(first),

@@ -127,15 +127,6 @@ __device__ __forceinline__ void load_rows(std::uint32_t to, int bytes_apart, int
     ptx::tensor_load(to + part * bytes_apart, map, barrier, part * 64, row, plane, head, batch);
 }
 
-// As load_rows, into the L2 cache alone.
-__device__ __forceinline__ void prefetch_rows(int head_dim, const StridedRows& rows, int row, int residue, int head,
-                                              int batch) {
-  const bool longer = residue < rows.longer_count;
-  const CUtensorMap* map = longer ? &rows.longer : &rows.shorter;
-  const int plane = longer ? residue : residue - rows.longer_count;
-  for (int part = 0; part < head_dim / 64; ++part) ptx::tensor_prefetch(map, part * 64, row, plane, head, batch);
-}
-
 template <Sm90Config C>
 __device__ __forceinline__ void feed(const Params& p, const Shared<C>& sh) {
   const Launch& launch = p.common;

@@ -37,6 +37,18 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
+// For long waits: asleep until the barrier wakes it (at most for so many ns). The wait above asks every 36 cycles, by
+// the pipe of shared memory that all others need.
+__device__ __forceinline__ void mbarrier_wait_asleep(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  do
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity), "n"(100'000)
+        : "memory");
+  while (done == 0);
+}
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -59,13 +71,6 @@ __device__ __forceinline__ void tensor_load(std::uint32_t to, const CUtensorMap*
       "[%2];" ::"r"(to),
       "l"(map), "r"(barrier), "r"(element), "r"(row), "r"(residue), "r"(head), "r"(batch)
       : "memory");
-}
-// Into the L2 cache alone.
-__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int element, int row, int residue, int head,
-                                                int batch) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(element),
-               "r"(row), "r"(residue), "r"(head), "r"(batch)
-               : "memory");
 }
 
 // ---- wgmma bookkeeping
@@ -101,6 +106,11 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::
                                                     std::uint32_t stride_bytes) {
   return std::uint64_t{(address & 0x3FFFF) >> 4} | std::uint64_t{leading_bytes >> 4} << 16 |
          std::uint64_t{stride_bytes >> 4} << 32 | std::uint64_t{1} << 62;
+}
+
+// Rows of 16 bytes, 8 of them after each other; the same once more for the second half of what is summed over.
+__device__ __forceinline__ std::uint64_t plain_descriptor(std::uint32_t address) {
+  return std::uint64_t{(address & 0x3FFFF) >> 4} | std::uint64_t{128 >> 4} << 32;
 }
 
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <numeric>
+#include <stdexcept>
 
 #include "plan/phase.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;        // sums of two positions fit an int
 constexpr std::int64_t kMaxStretchTiles = std::int64_t{1} << 31;  // indices within a stretch are unsigned
-constexpr int kMaxSearchedBranches = 8;                           // 2^7 ways to group them
+constexpr int kMaxSearchedBranches = kMaxSweepBranches;           // 2^7 ways to group them
 constexpr int kSlabsAtLeast = 6;                                  // so that sweeps of different slabs overlap
 constexpr std::int64_t kLastTiles = 512;  // a few rounds of all multiprocessors, whose keys still fit the cache
 // Where segments do not nest:
@@ -197,6 +198,7 @@ class Maker {
       Sweep& sweep = tiling.sweeps[i];
       sweep.first_branch = tiling.branch_count;
       sweep.branch_count = static_cast<int>(grouping[i].size());
+      if (sweep.branch_count > kMaxSweepBranches) throw std::logic_error("a sweep has more branches than a tile holds");
       const bool kept = rules_.kept_rows > 0;
       sweep.continues = kept || (!apart && i > 0);
       sweep.is_last = !kept && (apart || i + 1 == grouping.size());

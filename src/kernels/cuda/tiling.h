@@ -19,9 +19,10 @@
 
 namespace annulus::cuda {
 
-inline constexpr int kMaxBranches = 16;  // tensor maps of all branches travel as one kernel argument
-inline constexpr int kNoClass = -1;      // the head takes no part in the branch
-inline constexpr int kEveryClass = -2;   // a query sees the keys of its own class, whichever that is
+inline constexpr int kMaxSweepBranches = 8;  // that share one; a tile has their parts
+inline constexpr int kMaxBranches = 16;      // tensor maps of all branches travel as one kernel argument
+inline constexpr int kNoClass = -1;          // the head takes no part in the branch
+inline constexpr int kEveryClass = -2;       // a query sees the keys of its own class, whichever that is
 inline constexpr int kNoSet = -1;
 
 struct TileShape {
@@ -122,7 +123,7 @@ struct Tile {
   int signal_set = kNoSet;
   std::int64_t state_row = 0;
   int meeting = 0;  // of a list of meetings: which one this is
-  TileBranch branches[kMaxBranches] = {};
+  TileBranch branches[kMaxSweepBranches] = {};
 };
 
 ANNULUS_HOST_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }

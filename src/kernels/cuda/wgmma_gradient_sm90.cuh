@@ -53,6 +53,23 @@ namespace annulus::cuda::ptx {
 ANNULUS_MULTIPLY_BOTH(multiply_first, "0", ANNULUS_OUT)
 ANNULUS_MULTIPLY_BOTH(multiply_next, "1", ANNULUS_IN_OUT)
 
+// D = A B with A in registers, both bf16 whatever the inputs are; B stored with the summed index contiguous. As the
+// first of a group: behind others ptxas would close the group before it.
+__device__ __forceinline__ void multiply_numbers(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" ANNULUS_NAMES_32
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : ANNULUS_32(ANNULUS_OUT, d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void multiply_numbers(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ANNULUS_NAMES_64
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+      : ANNULUS_32(ANNULUS_OUT, d, 0), ANNULUS_32(ANNULUS_OUT, d, 32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 #undef ANNULUS_MULTIPLY_BOTH
 #undef ANNULUS_IN_OUT
 #undef ANNULUS_OUT
@@ -73,11 +90,6 @@ __device__ __forceinline__ std::uint32_t multiply_packed(std::uint32_t a, std::u
   return r;
 }
 
-__device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
-  return x;
-}
 __device__ __forceinline__ void clear_shared_16(std::uint32_t address) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }

@@ -58,6 +58,23 @@ TEST_F(CudaRanks, SmallProblems) {
       }
 }
 
+// A tile of keys meets more heads and branches than one list of meetings has room for.
+TEST_F(CudaRanks, ManyHeadsShareAKeyHead) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    Problem problem;
+    problem.tokens = 300;
+    problem.heads = 16;
+    problem.kv_heads = 1;
+    problem.head_dim = head_dim;
+    problem.dtype = DType::bf16;
+    problem.causal = head_dim == 64;
+    problem.pattern = make_pattern(Preset::longnet, {50, 300}, {1, 3}, 16);
+    problem = resolve(problem);
+    const Inputs inputs = draw_inputs(problem, 53);
+    EXPECT_EQ(faults(problem, inputs, Yardstick(problem, inputs), {.ranks = 2}, {}), "");
+  }
+}
+
 // Every combination of what users choose, on a problem in which nothing divides anything. (Replicated queries:
 // tests/cli/cuda_ranks_test.py.)
 TEST_F(CudaRanks, EveryLayoutAndStrategy) {
