@@ -151,7 +151,7 @@ void add_rank_options(CLI::App& command, RankTexts& options) {
   text("--slot-size", options.slot_size, "Bytes that arrive at a time, of two slots (default 32M)", "SIZE");
   text("--memory-limit", options.memory_limit, "Bytes of a rank: smaller slots, or refuse", "SIZE");
   text("--timeout", options.timeout, "Without a sign of life for so long, a rank is lost (default 60)", "SECONDS");
-  command.add_option("--trace", options.trace, "Write a Chrome trace, which Perfetto opens")
+  command.add_option("--trace", options.trace, "Write a Chrome trace of what has run, which Perfetto opens")
       ->type_name("FILE")
       ->group("Ranks");
   command.add_flag("--blocking", options.blocking, "Compute nothing while anything moves, for debugging")
