@@ -169,7 +169,9 @@ bool MpiTransport::progress() try {
   while (const auto received = notes_.next()) read(*received);
   if (failed_ || !messages_.progress()) return false;
   if (at_.plan != kGatherPlan) received_bytes_ = received_before_ + messages_.received_bytes();
-  vigil_.moved(Clock::now());
+  const auto now = Clock::now();
+  vigil_.moved(now);
+  for (const int peer : messages_.came_from()) vigil_.hear(peer, now);
   return true;
 } catch (const TransportError& error) {  // this rank found it, so it tells the others
   fail(error.what());

@@ -109,6 +109,7 @@ void Messages::complete(Message& message, std::int64_t bytes) {
 
 bool Messages::collect() {
   bool moved = false;
+  came_from_.clear();
   for (const auto& [piece, bytes] : outgoing_pieces_.collect()) {
     complete(outgoing_[piece.message], piece.bytes);
     moved = true;
@@ -121,6 +122,7 @@ bool Messages::collect() {
                            " bytes instead of " + std::to_string(piece.bytes) + ": this is a bug, please report it");
     std::memcpy(message.bytes.data() + piece.offset, bytes.data(), bytes.size());
     complete(message, piece.bytes);
+    came_from_.push_back(message.peer);
     moved = true;
   }
   return moved;

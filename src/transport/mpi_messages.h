@@ -24,6 +24,8 @@ class Messages {
   void read(int source, const Note& note);
   // Moves what can move; true when something did. Throws TransportError when a message is not what its other end says.
   bool progress();
+  // Whose pieces progress() has received, the last time.
+  const std::vector<int>& came_from() const { return came_from_; }
   // Gives up. No request of MPI points into anyone's memory but the slots, so there is nothing to wait for.
   void drop();
 
@@ -74,6 +76,7 @@ class Messages {
   Pieces outgoing_pieces_, incoming_pieces_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
+  std::vector<int> came_from_;
   std::size_t unfinished_ = 0;
   std::size_t next_outgoing_ = 0, next_incoming_ = 0;  // whose turn it is to get a slot
   std::vector<Heard> heard_;

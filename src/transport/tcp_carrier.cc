@@ -204,7 +204,8 @@ void TcpCarrier::flush(int peer) {
     const std::size_t count = std::min(chunk.size(), to.out.size());
     std::copy_n(to.out.begin(), count, chunk.begin());
     const std::int64_t written = to.socket.write_some(std::span(chunk).first(count));
-    if (written <= 0) return;  // a lost end is noticed when reading
+    if (written <= 0) return;                                    // a lost end is noticed when reading
+    if (count == chunk.size()) vigil_.hear(peer, Clock::now());  // of a long message, its end has read what was before
     to.out.erase(to.out.begin(), to.out.begin() + written);
   }
 }
@@ -228,6 +229,7 @@ void TcpCarrier::read(int peer) {
         return;
       }
       from.read_bytes += static_cast<std::size_t>(count);
+      vigil_.hear(peer, Clock::now());
       if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
       if (in_head && from.read_bytes == sizeof(Head))
         letter.body.resize(static_cast<std::size_t>(letter.head.body_bytes));

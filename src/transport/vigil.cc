@@ -28,7 +28,8 @@ void Vigil::leave(int peer) { of(peer).left = true; }
 
 bool Vigil::ask(int peer, Time now) {
   Peer& p = of(peer);
-  if (p.asked || now - std::max(moved_, p.reported) < timeout_ / 8) return false;
+  const bool rests = now - std::max(moved_, p.reported) >= timeout_ / 8;
+  if (p.asked || !(rests || silence(peer, now) >= timeout_ / 8)) return false;
   p.asked = true;
   return true;
 }

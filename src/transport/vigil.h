@@ -38,7 +38,8 @@ class Vigil {
   void hear(int peer, Time when);  // a sign of life
   void hear(int peer, const Report& report, Time when);
   void leave(int peer);  // the peer has left the group for good
-  // Whether it is time to ask the peer for a report. True once, until the peer is heard again.
+  // Whether it is time to ask the peer for a report: nothing moves, or this peer says nothing while others do. True
+  // once, until it reports.
   bool ask(int peer, Time now);
 
   // What this rank, waiting for `peers`, tells others.

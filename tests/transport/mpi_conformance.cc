@@ -84,6 +84,26 @@ TEST(MpiTransport, MessagesBeyondTwoGibibytes) {
   });
 }
 
+// In small pieces this takes seconds, and every one of them shows that the sender lives.
+TEST(MpiTransport, AMessageMayTakeLongerThanTheDeadline) {
+  if (process->size() == 1) GTEST_SKIP() << "one rank has nobody to send to";
+  constexpr std::int64_t kRun = 1 << 20, kRuns = 96;
+  const Bytes run = payload(1, kRun);
+  const support::SparseMemory memory(kRun * kRuns);
+  MpiRanks({.piece_bytes = 96, .send_slots = 2, .receive_slots = 3})
+      .run({.timeout = std::chrono::seconds(1)}, [&](std::unique_ptr<Transport> transport) {
+        const int last = transport->size() - 1;
+        Exchange exchange;
+        if (transport->rank() == 0)
+          exchange.sends = {
+              {.peer = last, .blocks = {{.data = run.data(), .axes = {{{kRuns, 0}}}, .run_bytes = kRun}}}};
+        if (transport->rank() == last) exchange.receives = {{.peer = 0, .bytes = {memory.data(), kRun * kRuns}}};
+        transport->post(exchange);
+        transport->wait();
+        EXPECT_EQ(transport->rank() == last ? first_wrong({memory.data() + (kRuns - 1) * kRun, kRun}, 1) : -1, -1);
+      });
+}
+
 // Rank 0 prints everything, the others their failures.
 class FailurePrinter final : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {

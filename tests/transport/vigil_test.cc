@@ -82,6 +82,30 @@ TEST(Vigil, AsksOnceAndAgainAfterTheAnswer) {
   EXPECT_TRUE(vigil.ask(1, kStart + 6s));
 }
 
+// A message may take longer than the deadline: its pieces are signs of life.
+TEST(Vigil, WhoseBytesComeIsAlive) {
+  Vigil vigil(2, 8s);
+  vigil.begin(kStart);
+  auto now = kStart;
+  for (; now < kStart + 1h; now += 1s) {
+    vigil.moved(now);
+    vigil.hear(1, now);
+    ASSERT_EQ(vigil.judge(kPeer1, now).finding, Finding::patience);
+  }
+  EXPECT_EQ(vigil.judge(kPeer1, now + 7s).finding, Finding::silent);
+}
+
+TEST(Vigil, AsksWhoIsSilentWhileOthersMove) {
+  Vigil vigil(3, 8s);
+  vigil.begin(kStart);
+  for (auto now = kStart; now <= kStart + 1s; now += 100ms) {
+    vigil.moved(now);
+    vigil.hear(1, now);
+    EXPECT_FALSE(vigil.ask(1, now));
+    EXPECT_EQ(vigil.ask(2, now), now == kStart + 1s);
+  }
+}
+
 // Ranks that wait for one another in a circle or in a chain, talking once a second with a delay.
 class Circle {
  public:
