@@ -6,7 +6,7 @@
 
 namespace annulus::cuda {
 
-inline constexpr double kLeastScale = 1e-30;     // LSE is divided by it
+inline constexpr double kLeastScale = 1e-30;     // LSE / scale has to fit fp32; 1e30 is the most
 inline constexpr int kMaxGradientBranches = 12;  // all tensor maps travel as one kernel argument
 
 // One query head's part of a tile of keys, as the finder leaves it.
@@ -47,7 +47,7 @@ struct Sm90GradientConfig {
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
   int ds_slots = 3;              // so that the groups need not keep step
-  bool shares_ds = true;
+  bool shares_ds = true;         // between the consumers, for dQ
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
   static constexpr int kKeySlots = 2;   // the next tile begins while this one still leaves
