@@ -102,7 +102,10 @@ struct Backward::Impl {
 
   // ---- Planning
 
-  bool detached() const { return problem.pattern.gradient == Gradient::detached; }
+  // Of one branch, eq. 7 and 8 are the same.
+  bool detached() const {
+    return problem.pattern.gradient == Gradient::detached && problem.pattern.branches.size() > 1;
+  }
   std::int64_t delta_count() const {
     return detached() ? static_cast<std::int64_t>(problem.pattern.branches.size()) : 1;
   }
@@ -195,6 +198,8 @@ struct Backward::Impl {
     Control* control = nullptr;
     float* delta = nullptr;
     float* dq_sums = nullptr;
+    float* lse_copy = nullptr;  // where the order of the sums is not that of the positions
+    float* delta_copy = nullptr;
     std::byte* scratch = nullptr;  // of one pass after the other
   };
   // Sets and flags of state lie together in front: they are zeroed before a pass.
@@ -220,7 +225,11 @@ struct Backward::Impl {
     memory.control = carver.take<Control>("control", 1);
     memory.delta = carver.take<float>("delta", rows() * delta_count());
     if (choice == nullptr) return memory;
-    if (choice->adds_dq) memory.dq_sums = carver.take<float>("dq sums", sum_floats());
+    if (choice->adds_dq) {
+      memory.lse_copy = carver.take<float>("delta", copied_numbers(problem));
+      memory.delta_copy = carver.take<float>("delta", copied_numbers(problem));
+      memory.dq_sums = carver.take<float>("dq sums", sum_floats());
+    }
     std::int64_t most = 0;
     for (const std::vector<Pass>* passes : {&choice->deltas, &choice->passes})
       for (const Pass& pass : *passes) most = std::max(most, Scratch(nullptr, pass, problem.head_dim).bytes);
@@ -357,6 +366,7 @@ struct Backward::Impl {
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
     if (g.dq_sums != nullptr) g.sums = sum_layout(problem);
+    place_numbers(g, memory.lse_copy, memory.delta_copy);
     make_delta(choice, g, args, memory, stream);
     if (choice != nullptr)
       for (const Pass& pass : choice->passes)
@@ -368,6 +378,20 @@ struct Backward::Impl {
     run_rows(g, rows::GradientRows::results, choice != nullptr, hopper, stream);
   }
 };
+
+std::int64_t copied_numbers(const Problem& problem) {
+  const SumLayout sums = sum_layout(problem);
+  return sums.stride > 1 ? problem.batch * problem.heads * sums.rows : 0;
+}
+
+void place_numbers(GradientLaunch& g, float* lse, float* delta) {
+  const bool copied = g.sums.stride > 1;
+  g.ordered_lse = copied ? lse : g.lse;
+  g.ordered_delta = copied ? delta : g.delta;
+  g.number_rows = copied ? g.sums.rows : g.common.tokens;
+  g.lse_copy = copied ? lse : nullptr;
+  g.delta_copy = copied ? delta : nullptr;
+}
 
 SumLayout sum_layout(const Problem& problem) {
   const std::vector<annulus::Branch>& branches = problem.pattern.branches;

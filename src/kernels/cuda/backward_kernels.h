@@ -10,10 +10,15 @@ namespace annulus::cuda {
 
 // Of dq, where it is added up: for kernels, and for what reads their sums.
 SumLayout sum_layout(const Problem& problem);
+// LSE and Delta in that order: how many numbers a copy of each has, 0 where none is needed; and where they lie, in
+// these copies or where they are.
+std::int64_t copied_numbers(const Problem& problem);
+void place_numbers(GradientLaunch& launch, float* lse, float* delta);
 
 // Delta of eq. 7 for every row, and dq from its sums, both at the rate of memory.
 namespace delta {
-// delta = rowsum(dout * out) * factor; dq_sums, where there are any, and the counters become 0.
+// delta = rowsum(dout * out) * factor, and its copy and that of lse in the order of the sums, where they are wanted;
+// dq_sums, where there are any, and the counters become 0.
 void launch(const GradientLaunch& launch, const void* out, const Strides& out_stride, float factor,
             const LaunchShape& shape, cudaStream_t stream);
 // dq = dq_sums * factor. Columns of dq_sums are in the order in which wgmma leaves them.

@@ -45,8 +45,6 @@ GradientParams<kBranches> make_params(const GradientLaunch& g, const LaunchShape
     const int stride = launch.tiling.sweeps[i].stride;
     params.key[i] = maps.rows({launch.k, launch.k_stride, shape.kv_heads}, stride, Sm90GradientConfig::kKeyRows);
     params.value[i] = maps.rows({launch.v, launch.v_stride, shape.kv_heads}, stride, Sm90GradientConfig::kKeyRows);
-    params.dkey[i] = maps.rows({g.dk, g.dk_stride, shape.kv_heads}, stride, 64);
-    params.dvalue[i] = maps.rows({g.dv, g.dv_stride, shape.kv_heads}, stride, 64);
   }
   for (int i = 0; i < launch.tiling.branch_count; ++i) {
     const int dilation = launch.tiling.branches[i].dilation;

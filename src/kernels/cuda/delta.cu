@@ -12,15 +12,15 @@ constexpr int kThreads = 256;
 constexpr int kRowsAThread = 4;  // loads in flight
 constexpr unsigned kAll = 0xffffffffu;
 
-// A block has a run of tokens of one head.
+// A block has a run of rows of one head. Neighbours have the same rows of other heads, which lie beside each other.
 struct Run {
   std::int64_t batch = 0, first = 0;
   int head = 0;
-  __device__ Run(int rows, std::int64_t tokens, int heads) {
-    const auto runs = static_cast<unsigned>((tokens + rows - 1) / rows), all_heads = static_cast<unsigned>(heads);
-    first = static_cast<std::int64_t>(blockIdx.x % runs) * rows;
-    head = static_cast<int>(blockIdx.x / runs % all_heads);
-    batch = blockIdx.x / runs / all_heads;
+  __device__ Run(int rows, std::int64_t all_rows, int heads) {
+    const auto runs = static_cast<unsigned>((all_rows + rows - 1) / rows), all_heads = static_cast<unsigned>(heads);
+    head = static_cast<int>(blockIdx.x % all_heads);
+    first = static_cast<std::int64_t>(blockIdx.x / all_heads % runs) * rows;
+    batch = blockIdx.x / all_heads / runs;
   }
 };
 
@@ -55,6 +55,16 @@ __device__ void clear_control(const GradientLaunch& g) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *g.common.control = Control{};
 }
 
+// Delta of a position, and where the order of the sums is another one, both numbers there.
+__device__ void put_numbers(const GradientLaunch& g, const Run& run, std::int64_t position, float delta) {
+  const std::int64_t head = run.batch * g.common.heads + run.head, at = head * g.common.tokens + position;
+  g.delta[at] = delta;
+  if (g.lse_copy == nullptr) return;
+  const std::int64_t ordered = head * g.number_rows + g.sums.row(static_cast<int>(position));
+  g.lse_copy[ordered] = g.lse[at];
+  g.delta_copy[ordered] = delta;
+}
+
 // 16 bytes a lane; dq_sums, where there are any, become 0.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__ GradientLaunch g, const void* out,
@@ -67,7 +77,6 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
   const T* from = static_cast<const T*>(out) + run.batch * out_stride.batch + run.head * out_stride.head + lane * 8;
   const T* grad =
       static_cast<const T*>(g.dout) + run.batch * g.dout_stride.batch + run.head * g.dout_stride.head + lane * 8;
-  const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens;
   clear_control(g);
   clear_sums(g, run, kStep * kRowsAThread);
   uint4 a[kRowsAThread] = {}, b[kRowsAThread] = {};
@@ -84,8 +93,7 @@ __global__ void __launch_bounds__(kThreads) deltas_by_16(const __grid_constant__
     float sum = dot<T>(a[i], b[i]);
 #pragma unroll
     for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-    if (row >= launch.tokens) continue;
-    if (lane == 0) g.delta[number + row] = sum * factor;
+    if (row < launch.tokens && lane == 0) put_numbers(g, run, row, sum * factor);
   }
 }
 
@@ -110,8 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int e = lane; e < launch.head_dim; e += 32)
       sum = fmaf(static_cast<float>(a[e]), static_cast<float>(b[e]), sum);
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-    const std::int64_t number = (run.batch * launch.heads + run.head) * launch.tokens + row;
-    if (lane == 0) g.delta[number] = sum * factor;
+    if (lane == 0) put_numbers(g, run, row, sum * factor);
   }
 }
 
@@ -123,23 +130,23 @@ __global__ void __launch_bounds__(kThreads) rounded(const __grid_constant__ Grad
   ptx::let_next_start();
   ptx::wait_for_previous();
   const int lanes = launch.head_dim / 4, step = kThreads / lanes;
-  const Run run(step * kRowsAThread, launch.tokens, launch.heads);
+  const Run run(step * kRowsAThread, g.sums.rows, launch.heads);
   const int lane = static_cast<int>(threadIdx.x) % lanes, row_in = static_cast<int>(threadIdx.x) / lanes;
   const float* sums = g.dq_sums + (run.batch * launch.heads + run.head) * g.sums.rows * launch.head_dim;
   float4 x[kRowsAThread] = {};
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
-    const std::int64_t row = run.first + row_in + i * step;
-    if (row < launch.tokens)
-      x[i] = __ldcs(reinterpret_cast<const float4*>(
-          sums + SumLayout::place(g.sums.row(static_cast<int>(row)), launch.head_dim, lane / 4 * 16) + lane % 4 * 4));
+    const int row = static_cast<int>(run.first) + row_in + i * step;
+    if (row < g.sums.rows)
+      x[i] = __ldcs(
+          reinterpret_cast<const float4*>(sums + SumLayout::place(row, launch.head_dim, lane / 4 * 16) + lane % 4 * 4));
   }
   T* to = static_cast<T*>(g.dq) + run.batch * g.dq_stride.batch + run.head * g.dq_stride.head + lane * 4;
   const int quad = static_cast<int>(threadIdx.x) % 32 & ~3, own = lane % 4;
   float odd = 0.0f;  // NaN as soon as anything is not finite
 #pragma unroll
   for (int i = 0; i < kRowsAThread; ++i) {
-    const std::int64_t row = run.first + row_in + i * step;
+    const int row = static_cast<int>(run.first) + row_in + i * step, position = g.sums.position(row);
     const float4 y = {x[i].x * g.factor, x[i].y * g.factor, x[i].z * g.factor, x[i].w * g.factor};
     odd += y.x * 0.0f + y.y * 0.0f + y.z * 0.0f + y.w * 0.0f;
     const std::uint32_t here = ptx::pack<T>(y.x, y.y), next = ptx::pack<T>(y.z, y.w);
@@ -147,8 +154,8 @@ __global__ void __launch_bounds__(kThreads) rounded(const __grid_constant__ Grad
     const std::uint32_t a = __shfl_sync(kAll, here, from), b = __shfl_sync(kAll, here, from + 1);
     const std::uint32_t c = __shfl_sync(kAll, next, from), d = __shfl_sync(kAll, next, from + 1);
     const uint2 pair = own < 2 ? uint2{a, b} : uint2{c, d};
-    if (row >= launch.tokens) continue;
-    __stcs(reinterpret_cast<uint2*>(to + row * g.dq_stride.token), pair);
+    if (row >= g.sums.rows || position >= launch.tokens) continue;
+    __stcs(reinterpret_cast<uint2*>(to + position * g.dq_stride.token), pair);
   }
   if (__any_sync(kAll, !(odd == 0.0f)) && threadIdx.x % 32 == 0) launch.control->non_finite = 1;
 }
@@ -159,9 +166,9 @@ bool is_aligned(const void* data, const Strides& stride, std::int64_t batch) {  
 }
 
 template <class Kernel, class... Args>
-void start(Kernel kernel, int rows, const GradientLaunch& g, const LaunchShape& shape, cudaStream_t stream,
-           Args... args) {
-  const std::int64_t runs = (g.common.tokens + rows - 1) / rows;
+void start(Kernel kernel, std::int64_t all_rows, int rows, const GradientLaunch& g, const LaunchShape& shape,
+           cudaStream_t stream, Args... args) {
+  const std::int64_t runs = (all_rows + rows - 1) / rows;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute{};
   set_overlap(config, attribute, shape.overlaps);
@@ -178,18 +185,20 @@ void launch_as(const GradientLaunch& g, const void* out, const Strides& out_stri
   if constexpr (sizeof(T) == 2) {
     if (is_aligned(out, out_stride, shape.batch) && is_aligned(g.dout, g.dout_stride, shape.batch)) {
       if (g.common.head_dim == 64)
-        return start(deltas_by_16<T, 64>, kThreads / 8 * kRowsAThread, g, shape, stream, out, out_stride, factor);
+        return start(deltas_by_16<T, 64>, g.common.tokens, kThreads / 8 * kRowsAThread, g, shape, stream, out,
+                     out_stride, factor);
       if (g.common.head_dim == 128)
-        return start(deltas_by_16<T, 128>, kThreads / 16 * kRowsAThread, g, shape, stream, out, out_stride, factor);
+        return start(deltas_by_16<T, 128>, g.common.tokens, kThreads / 16 * kRowsAThread, g, shape, stream, out,
+                     out_stride, factor);
     }
   }
-  start(deltas<T>, kWarpRows, g, shape, stream, out, out_stride, factor);
+  start(deltas<T>, g.common.tokens, kWarpRows, g, shape, stream, out, out_stride, factor);
 }
 
 template <class T>
 void round_as(const GradientLaunch& g, const LaunchShape& shape, cudaStream_t stream) {
   const int rows = kThreads / (g.common.head_dim / 4) * kRowsAThread;
-  start(rounded<T>, rows, g, shape, stream);
+  start(rounded<T>, g.sums.rows, rows, g, shape, stream);
 }
 
 }  // namespace

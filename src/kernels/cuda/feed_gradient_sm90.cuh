@@ -6,7 +6,7 @@
 
 namespace annulus::cuda::sm90 {
 
-// For problems of up to so many branches. Most have one or two, and 25 KB of arguments take a while to reach the GPU.
+// For problems of up to so many branches. Most have one or two, and 17 KB of arguments take a while to reach the GPU.
 template <int kBranches>
 struct GradientParams {
   GradientLaunch launch;
@@ -14,15 +14,12 @@ struct GradientParams {
   StridedRows value[kBranches];
   StridedRows query[kBranches];  // [branch of the tiling]
   StridedRows grad[kBranches];
-  StridedRows dkey[kBranches];  // [sweep]
-  StridedRows dvalue[kBranches];
 };
 inline constexpr int kFewBranches = 2;
 static_assert(sizeof(GradientParams<kMaxGradientBranches>) <= 32764);  // of a kernel's arguments
 
 // Named barriers. 0 is __syncthreads.
-constexpr int kGradientStored = 1;  // + consumer: dK and dV lie in shared memory
-constexpr int kGradientBoth = 3;    // both consumers
+constexpr int kGradientBoth = 1;  // both consumers; behind it each one's own
 
 // The next item is looked for when so many blocks of the present one are still to be fed: longer than finding it takes.
 constexpr int kItemLead = 8;
@@ -37,10 +34,10 @@ struct GradientShared {
   __device__ explicit GradientShared(std::uint8_t* raw) {
     key = ptx::shared_address(raw);
     value = key + C.kKeySlots * C.key_bytes();
-    query = value + C.key_bytes();
+    numbers = value + C.key_bytes();  // in front of others: compute-sanitizer takes their rows for twice as long
+    query = numbers + C.kNumberSlots * C.number_bytes();
     grad = query + C.query_slots * C.query_bytes();
-    numbers = grad + C.grad_slots * C.query_bytes();  // compute-sanitizer takes their rows for twice as long
-    ds = numbers + C.kNumberSlots * C.number_bytes();
+    ds = grad + C.grad_slots * C.query_bytes();
     barriers = ds + C.ds_slots * C.ds_bytes();
     std::uint8_t* rest = raw + (barriers + (C.barrier_bytes() + 15) / 16 * 16 - key);
     blocks = reinterpret_cast<GradientBlock*>(rest);
@@ -55,7 +52,7 @@ struct GradientShared {
   __device__ std::uint32_t value_full() const { return key_empty(C.kKeySlots); }
   __device__ std::uint32_t value_empty() const { return value_full() + 8; }
   __device__ std::uint32_t ds_full(int slot) const { return value_full() + 16 + 8 * slot; }
-  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.ds_barriers()) + 8 * slot; }
+  __device__ std::uint32_t query_full(int slot) const { return ds_full(C.ds_slots) + 8 * slot; }
   __device__ std::uint32_t query_empty(int slot) const { return query_full(C.query_slots) + 8 * slot; }
   __device__ std::uint32_t grad_full(int slot) const { return query_empty(C.query_slots) + 8 * slot; }
   __device__ std::uint32_t grad_empty(int slot) const { return grad_full(C.grad_slots) + 8 * slot; }
@@ -246,7 +243,6 @@ class Feeder {
     const Tile& tile = item.tile;
     GradientNote& note = sh_.notes[keys_.slot];
     note.state_row = tile.state_row;
-    note.sweep = tile.sweep;
     note.rows = tile.rows;
     note.stride = tile.stride;
     note.step = tile.step;
@@ -316,20 +312,20 @@ class Clerk {
     const int dilation = g_.common.tiling.branches[part.branch].dilation;
     int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
     const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
-    const std::int64_t row = head * g_.common.tokens + part.key_begin + static_cast<std::int64_t>(dilation) * first;
     const int step = dilation / g_.sums.stride;
-    int sum_row = g_.sums.row(part.key_begin + dilation * first);
-    const float* lse_of = g_.lse + row + static_cast<std::int64_t>(dilation) * lane_;
-    const float* delta_of = g_.delta + g_.delta_offset[part.branch] + row + static_cast<std::int64_t>(dilation) * lane_;
+    int row = g_.sums.row(part.key_begin + dilation * first);
+    const std::int64_t at = head * g_.number_rows + row + static_cast<std::int64_t>(step) * lane_;
+    const float* lse_of = g_.ordered_lse + at;
+    const float* delta_of = g_.ordered_delta + g_.delta_offset[part.branch] + at;
     for (int n = part.blocks; n > 0; --n) {
       const int rows = part.keys - first;
       float lse[kNumbers], delta[kNumbers];
 #pragma unroll
       for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
         const bool there = lane_ + 32 * i < rows;
-        lse[i] = there ? __ldg(lse_of + 32 * i * static_cast<std::int64_t>(dilation)) * unscale_ : kNoWeight;
-        // Not read-only: the kernel before may write it while this one runs.
-        delta[i] = there ? __ldcg(delta_of + 32 * i * static_cast<std::int64_t>(dilation)) : 0.0f;
+        // Not read-only: the kernel before may write them while this one runs.
+        lse[i] = there ? __ldcg(lse_of + 32 * i * static_cast<std::int64_t>(step)) * unscale_ : kNoWeight;
+        delta[i] = there ? __ldcg(delta_of + 32 * i * static_cast<std::int64_t>(step)) : 0.0f;
       }
       ptx::mbarrier_wait_asleep(sh_.number_empty(slot_.slot), slot_.parity ^ 1);
 #pragma unroll
@@ -338,7 +334,7 @@ class Clerk {
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
         block.sums = head * g_.sums.rows * C.head_dim;
-        block.first = sum_row;
+        block.first = row;
         block.step = step;
         block.rows = min(rows, C.query_rows);
         block.low = part.first - first;
@@ -351,9 +347,9 @@ class Clerk {
       slot_.template advance<C.kNumberSlots>();
       block_ = (block_ + 1) % C.kBlocks;
       first += C.query_rows;
-      sum_row += step * C.query_rows;
-      lse_of += static_cast<std::int64_t>(dilation) * C.query_rows;
-      delta_of += static_cast<std::int64_t>(dilation) * C.query_rows;
+      row += step * C.query_rows;
+      lse_of += static_cast<std::int64_t>(step) * C.query_rows;
+      delta_of += static_cast<std::int64_t>(step) * C.query_rows;
     }
   }
 
@@ -365,89 +361,31 @@ class Clerk {
   int block_ = 0;
 };
 
-// ---- Producer, warp 1: rows of dK and dV to memory
+// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers
 
-// As load_rows, the other way.
-__device__ __forceinline__ void store_rows(std::uint32_t from, int bytes_apart, int head_dim, const StridedRows& rows,
-                                           int row, int residue, int head, int batch) {
-  const bool longer = residue < rows.longer_count;
-  const CUtensorMap* map = longer ? &rows.longer : &rows.shorter;
-  const int plane = longer ? residue : residue - rows.longer_count;
-  for (int part = 0; part < head_dim / 64; ++part)
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-                 "r"(from + part * bytes_apart), "r"(part * 64), "r"(row), "r"(plane), "r"(head), "r"(batch)
-                 : "memory");
-}
-
-template <Sm90GradientConfig C, class T, class Params>
-class Storer {
+template <Sm90GradientConfig C, class T>
+class Clearer {
   static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
  public:
-  __device__ Storer(const Params& p, const GradientShared<C>& sh, int lane)
-      : p_(p), g_(p.launch), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
+  __device__ Clearer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
+      : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
 
   __device__ __forceinline__ void run() {
-    for (;; key_.template advance<C.kKeySlots>()) {
-      ptx::mbarrier_wait_asleep(sh_.key_full(key_.slot), key_.parity);
-      const GradientNote& note = sh_.notes[key_.slot];
-      if (note.done) break;
+    Ring key;
+    for (;; key.advance<C.kKeySlots>()) {
+      ptx::mbarrier_wait_asleep(sh_.key_full(key.slot), key.parity);
+      const GradientNote& note = sh_.notes[key.slot];
+      if (note.done) return;
       if (note.is_last && note.step > 1) clear(note);
-      for (int group = 0; group < 2; ++group) {
-        ptx::named_sync(kGradientStored + group, 160);
-        if (!note.is_last) continue;
-        if (note.rows == C.kKeyRows)
-          store_all(note, group);
-        else
-          store_some(note, group);
-      }
       __syncwarp();
-      if (lane_ == 0) {
-        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-        ptx::mbarrier_arrive(sh_.key_empty(key_.slot));
-      }
+      if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty(key.slot));
     }
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
  private:
-  // dV takes the place of the tile's K, dK that of dS.
-  __device__ std::uint32_t value_slab(int group) const { return sh_.key_slab(key_.slot) + group * 8192; }
-  __device__ std::uint32_t key_slab(int group) const { return sh_.ds + group * 16384; }
-
-  __device__ __forceinline__ void store_all(const GradientNote& note, int group) const {
-    if (lane_ != 0) return;
-    const StridedRows& rows = p_.dkey[note.sweep];
-    const int row = note.position / rows.stride + group * 64, residue = note.position % rows.stride;
-    store_rows(value_slab(group), C.kKeyRows * 128, C.head_dim, p_.dvalue[note.sweep], row, residue, note.kv_head,
-               note.batch);
-    store_rows(key_slab(group), 8192, C.head_dim, rows, row, residue, note.kv_head, note.batch);
-  }
-
-  // The copy engine would store rows behind the tile's end too.
-  __device__ __forceinline__ void store_some(const GradientNote& note, int group) const {
-    store_lanes(note, group, g_.dv, g_.dv_stride, value_slab(group), C.kKeyRows * 128);
-    store_lanes(note, group, g_.dk, g_.dk_stride, key_slab(group), 8192);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
-  }
-
-  __device__ __forceinline__ T* head_of(const GradientNote& note, void* data, const Strides& stride) const {
-    return static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + chunk_ * 8;
-  }
-
-  __device__ __forceinline__ void store_lanes(const GradientNote& note, int group, void* data, const Strides& stride,
-                                              std::uint32_t slab, int half_bytes) const {
-    slab += chunk_ / 8 * half_bytes;
-    const int rows = min(note.rows - group * 64, 64);
-    const std::int64_t hop = static_cast<std::int64_t>(note.stride) * kRowsAtOnce * stride.token;
-    T* to = head_of(note, data, stride) +
-            (note.position + static_cast<std::int64_t>(note.stride) * (group * 64 + lane_ / kChunks)) * stride.token;
-    for (int row = lane_ / kChunks; row < rows; row += kRowsAtOnce, to += hop)
-      __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk_ % 8) ^ (row & 7)) * 16));
-  }
-
-  // Rows that no branch covers: [clear_begin, clear_begin + step) + i * stride but for the tile's own.
+  // Rows [clear_begin, clear_begin + step) + i * stride but for the tile's own.
   __device__ __forceinline__ void clear(const GradientNote& note) const {
     for (int e = 0; e < note.step; ++e) {
       const int first = note.clear_begin + e;
@@ -455,19 +393,21 @@ class Storer {
       const int count = min(C.kKeyRows, divide_up(note.cell_end - first, note.stride));
       for (int row = lane_ / kChunks; row < count; row += kRowsAtOnce) {
         const std::int64_t position = first + static_cast<std::int64_t>(note.stride) * row;
-        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dk, g_.dk_stride) + position * g_.dk_stride.token),
-               uint4{0, 0, 0, 0});
-        __stcs(reinterpret_cast<uint4*>(head_of(note, g_.dv, g_.dv_stride) + position * g_.dv_stride.token),
-               uint4{0, 0, 0, 0});
+        clear_chunk(note, g_.dk, g_.dk_stride, position);
+        clear_chunk(note, g_.dv, g_.dv_stride, position);
       }
     }
   }
 
-  const Params& p_;
+  __device__ __forceinline__ void clear_chunk(const GradientNote& note, void* data, const Strides& stride,
+                                              std::int64_t position) const {
+    T* to = static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + position * stride.token;
+    __stcs(reinterpret_cast<uint4*>(to + chunk_ * 8), uint4{0, 0, 0, 0});
+  }
+
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_, chunk_;
-  Ring key_;
 };
 
 }  // namespace annulus::cuda::sm90

@@ -132,6 +132,10 @@ FusedPart::Memory FusedPart::carve(Pass pass, Carver& carver) const {
   if (pass == Pass::forward) return memory;
   memory.seen = carver.take<float2>("control", own.problem().batch * own.problem().kv_heads * own.rows);
   memory.dq_sums = carver.take<float>("dq sums", own.sum_floats());
+  if (const std::int64_t copied = copied_numbers(own.problem()); copied > 0) {
+    memory.lse_copy = carver.take<float>("delta", copied);
+    memory.delta_copy = carver.take<float>("delta", copied);
+  }
   if (own.has_all_rows()) return memory;
   memory.lse = carver.take<float>("delta", own.numbers());
   memory.delta = carver.take<float>("delta", own.numbers() * own.delta_count());
@@ -197,6 +201,13 @@ bool FusedPart::backward(const BackwardArgs& args, const Gradients& gradients, c
   }
   g.dq_sums = memory.dq_sums;
   g.sums = sum_layout(problem);
+  if (g.sums.stride > 1) {  // then the part has one branch, and one Delta
+    const std::int64_t heads = problem.batch * problem.heads;
+    ops::reorder(g.lse, heads, problem.tokens, g.sums, memory.lse_copy, stream);
+    ops::reorder(g.delta + g.delta_offset[0], heads, problem.tokens, g.sums, memory.delta_copy, stream);
+    g.delta_offset[0] = 0;
+  }
+  place_numbers(g, memory.lse_copy, memory.delta_copy);
   launch.control = memory.control;
   launch.sets = own.keys->schedule.set_count > 0 ? memory.sets : nullptr;
   launch.state_sums = memory.seen;

@@ -25,6 +25,8 @@ class FusedPart {
     std::int64_t counter_bytes = 0;
     float2* seen = nullptr;  // of each row of keys: whether its sums have begun
     float* dq_sums = nullptr;
+    float* lse_copy = nullptr;  // as GradientLaunch has them
+    float* delta_copy = nullptr;
     float* lse = nullptr;  // of the part's rows alone, where it does not have all
     float* delta = nullptr;
   };

@@ -24,6 +24,11 @@ struct SumLayout {
         residue_rows(static_cast<int>((tokens + stride_ - 1) / stride_)),
         rows((stride * residue_rows + 7) / 8 * 8) {}
   ANNULUS_HOST_DEVICE int row(int position) const { return position % stride * residue_rows + position / stride; }
+  // The other way; the tokens' number or more for a row that is none.
+  ANNULUS_HOST_DEVICE int position(int row) const {
+    const int residue = row / residue_rows;
+    return residue < stride ? (row - residue * residue_rows) * stride + residue : rows;
+  }
   // Of the first of 16 columns, in floats.
   ANNULUS_HOST_DEVICE static std::int64_t place(int row, int head_dim, int column) {
     return static_cast<std::int64_t>(row & ~7) * head_dim + (row & 7) * 16 + column * 8;
@@ -42,6 +47,13 @@ struct GradientLaunch {
   std::int64_t delta_offset[kMaxBranches] = {};  // of a branch of the tiling; eq. 7 has one Delta for all
   float* dq_sums = nullptr;                      // [batch, heads] of SumLayout, for kernels that add to dq
   SumLayout sums;
+  // LSE and Delta as the Hopper kernel reads them, in the order of the sums: rows of a block lie side by side. The same
+  // as above where that is the order of the positions, else copies.
+  const float* ordered_lse = nullptr;  // [batch, heads, number_rows]
+  const float* ordered_delta = nullptr;
+  std::int64_t number_rows = 0;
+  float* lse_copy = nullptr;  // for who makes Delta; null: none are wanted
+  float* delta_copy = nullptr;
   float factor = 1;                 // of dq and dk
   float value_factor = 1;           // of dv
   bool causal = false;              // tilings of keys do not say so: their order is that of the queries

@@ -2,27 +2,26 @@
 //
 //   producer, warp 0       has the copy engine bring K of a tile, then Q and dO of all queries that see it, branch by
 //                          branch, head by head, and V behind the first of them
-//   producer, warp 1       stores dK and dV; clears rows that nothing covers
+//   producer, warp 1       clears rows of dK and dV that nothing covers
 //   producer, warp 2       finds the next tile when the present one is nearly fed
 //   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
 //
 // Products are transposed, keys along rows, so that P^T and dS^T are operands as they stand in registers. dQ alone sums
 // over keys: each consumer leaves its dS^T in shared memory, and both make one half of dQ from all 128 keys, a block
-// later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers.
+// later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers. dK and
+// dV are stored from there when the tile ends, while its last dQ is made.
 //
-// The next tile's K is loaded beside this one's, so its first S is made in this one's last turn, and the tensor cores
-// go on while dK and dV leave.
+// The next tile's K is loaded beside this one's, so its first S is made in this one's last turn.
 //
 // Who waits for whom:
-//   key_full / key_empty         per slot: a tile's K and its note; dV leaves by K's slot, dK by those of dS, and empty
-//                                says that both have left
+//   key_full / key_empty         per slot: a tile's K and its note
 //   value_full / value_empty     V
 //   query_full / query_empty     per slot: Q
 //   number_full / number_empty   per slot: LSE and Delta, and the block's record
 //   grad_full / grad_empty       per slot: dO
 //   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
-//   ds_full                      per slot: dS of both consumers
+//   ds_full                      per slot: dS of both consumers; nobody says that it is read, see kDsSlots
 //
 // Queries behind the end of a group have a huge LSE, so their weights are 0; keys behind the end of a tile become 0. As
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
@@ -39,6 +38,7 @@ template <Sm90GradientConfig C, class T, bool kDq>
 __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientShared<C>& sh, int group, int thread) {
   constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
   constexpr bool kByRows = C.query_rows == 128;  // the consumers' halves of dQ: 64 queries each, or 64 columns each
+  static_assert(!kDq || C.ds_slots >= kDsSlots);
   static_assert((C.head_dim == 128 && !kByRows) || (C.head_dim == 64 && kByRows));
   const Launch& launch = g.common;
   const int lane = thread % 32, warp = thread / 32;
@@ -46,14 +46,15 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   const float scale = launch.scale_log2;
   float s[kScores], x[kScores], dq[32], dk[kSums], dv[kSums];
   std::uint32_t prob[kScores / 2], ds[kScores / 2];
-  Ring key, value;            // of the tile
-  Ring q, grad, d, d_before;  // Q and dO; dS of this block and of the one before
-  Ring number;                // LSE and Delta: of this block until dS is made, then of the next one
+  Ring key, value;  // of the tile
+  Ring q, grad, d;  // Q and dO; dS of this block
+  // dS of the block before, be it another tile's; at first a phase that has passed, of a slot that nobody writes yet.
+  Ring d_before{kDsSlots - 1, 1};
+  Ring number;  // LSE and Delta: of this block until dS is made, then of the next one
   int block = 0;
-  std::uint32_t own_key = sh.key, next_key = sh.key;     // slots: of the tile, and of the next S
-  std::uint32_t room = sh.key_full(0), room_parity = 0;  // dK and dV of the tile before have left; at first: is passed
-  bool goes_on = false;                                  // the next tile's first P is made in this one's last turn
-  const bool flows = launch.sets == nullptr;             // the next tile waits for none, thus not for this one either
+  std::uint32_t own_key = sh.key, next_key = sh.key;  // slots: of the tile, and of the next S
+  bool goes_on = false;                               // the next tile's first P is made in this one's last turn
+  const bool flows = launch.sets == nullptr;          // the next tile waits for none, thus not for this one either
 
   // Ones, 16 along a row as wgmma has them in registers: at the places of LSE, and at those of Delta.
   constexpr std::uint32_t kFirst = 0x3f80u, kSecond = 0x3f800000u;
@@ -148,11 +149,11 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   };
   const auto share_ds = [&]() __attribute__((always_inline)) {
     const int own = group * 64 + warp * 16 + lane % 16;
-    const std::uint32_t to = sh.ds + d.slot * C.ds_bytes() + own * 128;
+    const std::uint32_t to = sh.ds + d.slot * C.ds_bytes() + own * 128 + ((lane / 16) ^ (own & 7)) * 16;
+    // The swizzle by one register instead of four: rows begin at multiples of 128.
 #pragma unroll
     for (int i = 0; i < kScores / 8; ++i)
-      ptx::store_matrix_x4(to + i / 4 * 16384 + ((2 * (i % 4) + lane / 16) ^ (own & 7)) * 16, ds[4 * i], ds[4 * i + 1],
-                           ds[4 * i + 2], ds[4 * i + 3]);
+      ptx::store_matrix_x4((to ^ (i % 4 * 32)) + i / 4 * 16384, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(sh.ds_full(d.slot));
@@ -174,18 +175,69 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     }
   };
 
+  // Whether a thread's first or second row is one of the tile's.
+  const auto is_inside = [&](const GradientNote& note, int r) __attribute__((always_inline)) {
+    return group * 64 + row + 8 * r < note.rows;
+  };
+  // dK and dV of a tile to the tensors.
+  const auto put_sums = [&](const GradientNote& note) __attribute__((always_inline)) {
+    const bool inside[2] = {is_inside(note, 0), is_inside(note, 1)};
+    float odd[2] = {0.0f, 0.0f};  // NaN as soon as anything is not finite
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      dk[i] *= g.factor;
+      dv[i] *= g.value_factor;
+      odd[(i >> 1) & 1] += dk[i] * 0.0f + dv[i] * 0.0f;
+    }
+    const bool bad = (inside[0] && !(odd[0] == 0.0f)) || (inside[1] && !(odd[1] == 0.0f));
+    if (__any_sync(0xffffffffu, bad) && lane == 0) launch.control->non_finite = 1;
+    const auto put = [&](float(&sum)[kSums], void* data, const Strides& stride) __attribute__((always_inline)) {
+      const std::int64_t first = note.position + static_cast<std::int64_t>(note.stride) * (group * 64 + row);
+      T* to = static_cast<T*>(data) + note.batch * stride.batch + note.kv_head * stride.head + first * stride.token +
+              quad * 8;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < C.head_dim / 32; ++i) {
+          const float* from = sum + 16 * i + 2 * r;
+          const uint4 part =
+              ptx::transpose_quad(ptx::pack<T>(from[0], from[1]), ptx::pack<T>(from[4], from[5]),
+                                  ptx::pack<T>(from[8], from[9]), ptx::pack<T>(from[12], from[13]), quad);
+          if (inside[r]) __stcs(reinterpret_cast<uint4*>(to + 32 * i), part);
+        }
+        to += 8 * static_cast<std::int64_t>(note.stride) * stride.token;
+      }
+    };
+    put(dk, g.dk, g.dk_stride);
+    put(dv, g.dv, g.dv_stride);
+  };
+  // The same to the state, for the tile's next sweep.
+  const auto hand_on_sums = [&](const GradientNote& note) __attribute__((always_inline)) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!is_inside(note, r)) continue;
+      const std::int64_t at = note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r);
+      if (quad == 0) __stcg(launch.state_sums + at, float2{0.0f, 1.0f});
+      float* to = launch.state_values + at * (2 * C.head_dim) + quad * 2;
+#pragma unroll
+      for (int j = 0; j < kSums / 4; ++j) {
+        __stcg(reinterpret_cast<float2*>(to + 8 * j), float2{dk[4 * j + 2 * r], dk[4 * j + 2 * r + 1]});
+        __stcg(reinterpret_cast<float2*>(to + C.head_dim + 8 * j), float2{dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]});
+      }
+    }
+  };
+
   for (;;) {
     ptx::mbarrier_wait(sh.key_full(key.slot), key.parity);
     const GradientNote& note = sh.notes[key.slot];
     if (note.done) break;
     own_key = next_key = sh.key_slab(key.slot);
-    const bool inside[2] = {group * 64 + row < note.rows, group * 64 + row + 8 < note.rows};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
     if (note.continues) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (!inside[r]) continue;
+        if (!is_inside(note, r)) continue;
         const std::int64_t at = note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r);
         if (__ldcg(&launch.state_sums[at].y) == 0.0f) continue;
         const float* from = launch.state_values + at * (2 * C.head_dim) + (lane & 3) * 2;
@@ -203,7 +255,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       if (note.is_last && (lane & 3) == 0)  // the slot is free again
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          if (inside[r])
+          if (is_inside(note, r))
             launch.state_sums[note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r)] = {
                 0.0f, 0.0f};
     }
@@ -228,16 +280,19 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         if (sees_nothing(block)) {
           ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
           if constexpr (kDq) {
-            ptx::mbarrier_wait(room, room_parity);
+            ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
 #pragma unroll
             for (int i = 0; i < kScores / 2; ++i) ds[i] = 0;
             share_ds();
             d_before = d;
             d.advance<C.ds_slots>();
           }
-          if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(q.slot));
-          if (lane == 0) ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
-          if (lane == 0) ptx::mbarrier_arrive(sh.number_empty(number.slot));
+          __syncwarp();  // all lanes have seen what is let go
+          if (lane == 0) {
+            ptx::mbarrier_arrive(sh.query_empty(q.slot));
+            ptx::mbarrier_arrive(sh.grad_empty(grad.slot));
+            ptx::mbarrier_arrive(sh.number_empty(number.slot));
+          }
           q.advance<C.query_slots>();
           grad.advance<C.grad_slots>();
           number.advance<C.kNumberSlots>();
@@ -265,7 +320,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         number.advance<C.kNumberSlots>();
         if constexpr (kDq) {
           // When the other consumer has shared dS of the block before, it is through with the slot that is written now.
-          ptx::mbarrier_wait(first ? room : sh.ds_full(d_before.slot), first ? room_parity : d_before.parity);
+          ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
           share_ds();
         }
         const int now = q.slot, before = (block + C.kBlocks - 1) % C.kBlocks, after = (block + 1) % C.kBlocks;
@@ -287,8 +342,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           if (last) ptx::mbarrier_arrive(sh.value_empty());
         }
         grad.advance<C.grad_slots>();
-        d_before = d;
-        d.advance<C.ds_slots>();
+        if constexpr (kDq) {
+          d_before = d;
+          d.advance<C.ds_slots>();
+        }
         // Waits behind exponentials stand in both arms of a branch: ptxas would move a single one above them.
         if constexpr (kDq && C.dq_leaves_first) {
           ptx::wgmma_wait<2>();
@@ -325,62 +382,32 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       if constexpr (kDq) {
         ptx::mbarrier_wait(sh.ds_full(d_before.slot), d_before.parity);
         issue_dq(d_before.slot);
-        ptx::wgmma_wait<0>();
-        ptx::pin(dq);
-        put_dq((block + C.kBlocks - 1) % C.kBlocks);
       }
       ptx::pin(dk);
       ptx::pin(dv);
       value.advance<1>();
     }
 
-    ptx::named_sync(kGradientBoth, 256);  // the other consumer still read all of K and dS for its dQ
-    // By now with dQ, where a tile has any. Who arrives below must not be a tile ahead of the storing warp.
-    if (!kDq || note.empty) ptx::mbarrier_wait(room, room_parity);
-    if (note.is_last) {
-      float odd[2] = {0.0f, 0.0f};  // NaN as soon as anything is not finite
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        dk[i] *= g.factor;
-        dv[i] *= g.value_factor;
-        odd[(i >> 1) & 1] += dk[i] * 0.0f + dv[i] * 0.0f;
-      }
-      const bool bad = (inside[0] && !(odd[0] == 0.0f)) || (inside[1] && !(odd[1] == 0.0f));
-      if (__any_sync(0xffffffffu, bad) && lane == 0) launch.control->non_finite = 1;
-      const int own = warp * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < C.head_dim / 16; ++i) {
-        const std::uint32_t at = own * 128 + ((2 * (i % 4) + lane / 16) ^ (own & 7)) * 16;
-        ptx::store_matrix_x4(own_key + group * 8192 + i / 4 * 16384 + at, ptx::pack<T>(dv[8 * i], dv[8 * i + 1]),
-                             ptx::pack<T>(dv[8 * i + 2], dv[8 * i + 3]), ptx::pack<T>(dv[8 * i + 4], dv[8 * i + 5]),
-                             ptx::pack<T>(dv[8 * i + 6], dv[8 * i + 7]));
-        ptx::store_matrix_x4(sh.ds + group * 16384 + i / 4 * 8192 + at, ptx::pack<T>(dk[8 * i], dk[8 * i + 1]),
-                             ptx::pack<T>(dk[8 * i + 2], dk[8 * i + 3]), ptx::pack<T>(dk[8 * i + 4], dk[8 * i + 5]),
-                             ptx::pack<T>(dk[8 * i + 6], dk[8 * i + 7]));
-      }
+    if (note.is_last) {  // a wait in both arms, as above
+      put_sums(note);
+      __syncwarp();
+      ptx::wgmma_wait<0>();
     } else {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (!inside[r]) continue;
-        const std::int64_t at = note.state_row + static_cast<std::int64_t>(note.stride) * (group * 64 + row + 8 * r);
-        if ((lane & 3) == 0) __stcg(launch.state_sums + at, float2{0.0f, 1.0f});
-        float* to = launch.state_values + at * (2 * C.head_dim) + (lane & 3) * 2;
-#pragma unroll
-        for (int j = 0; j < kSums / 4; ++j) {
-          __stcg(reinterpret_cast<float2*>(to + 8 * j), float2{dk[4 * j + 2 * r], dk[4 * j + 2 * r + 1]});
-          __stcg(reinterpret_cast<float2*>(to + C.head_dim + 8 * j), float2{dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]});
-        }
-      }
+      hand_on_sums(note);
+      __syncwarp();
+      ptx::wgmma_wait<0>();
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine reads dK and dV
+    if constexpr (kDq) {
+      ptx::pin(dq);
+      if (!note.empty) put_dq((block + C.kBlocks - 1) % C.kBlocks);
+    }
     if (note.signal_set != kNoSet) {
       __threadfence();
       ptx::named_sync(kGradientBoth + 1 + group, 128);
       if (thread == 0) ptx::arrive_global(launch.sets + note.signal_set, 1);
     }
-    ptx::named_arrive(kGradientStored + group, 160);
-    room = sh.key_empty(key.slot);
-    room_parity = key.parity;
+    __syncwarp();  // all lanes have read the note
+    if (lane == 0) ptx::mbarrier_arrive(sh.key_empty(key.slot));
     key.advance<C.kKeySlots>();
   }
 }
@@ -398,11 +425,11 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
   if (threadIdx.x == 0) {
     for (int i = 0; i < C.kKeySlots; ++i) {
       ptx::mbarrier_init(sh.key_full(i), 1);
-      ptx::mbarrier_init(sh.key_empty(i), 1);
+      ptx::mbarrier_init(sh.key_empty(i), 9);  // consumer warps, and warp 1
     }
     ptx::mbarrier_init(sh.value_full(), 1);
     ptx::mbarrier_init(sh.value_empty(), 8);
-    for (int i = 0; i < C.ds_barriers(); ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
+    for (int i = 0; i < C.ds_slots; ++i) ptx::mbarrier_init(sh.ds_full(i), 8);
     for (int i = 0; i < C.query_slots; ++i) {
       ptx::mbarrier_init(sh.query_full(i), 1);
       ptx::mbarrier_init(sh.query_empty(i), 8);
@@ -429,7 +456,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     if (warp == 0) {
       if (lane == 0) Feeder<C, Params>(p, sh).run();
     } else if (warp == 1) {
-      Storer<C, T, Params>(p, sh, lane).run();
+      Clearer<C, T>(p.launch, sh, lane).run();
     } else if (warp == 2) {
       if (lane == 0) ItemFinder<C>(p.launch, sh).run();
     } else {

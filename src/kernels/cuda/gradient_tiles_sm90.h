@@ -18,10 +18,10 @@ struct GradientItem {
   bool done = false;    // there are no more tiles
 };
 
-// What consumers and storing warps want to know of a tile.
+// What consumers and the clearing warp want to know of a tile.
 struct GradientNote {
   std::int64_t state_row = 0;
-  int sweep = 0, rows = 0, stride = 1, step = 1;
+  int rows = 0, stride = 1, step = 1;
   int batch = 0, kv_head = 0, position = 0;
   int clear_begin = 0, cell_end = 0;
   int signal_set = kNoSet;
@@ -39,6 +39,10 @@ struct GradientBlock {
   int last = 0;           // of the tile
 };
 
+// So that the consumers need not keep step: who finds dS of a block shared by both knows that the other one is through
+// with the block two before it, whose slot is written next.
+inline constexpr int kDsSlots = 3;
+
 struct Sm90GradientConfig {
   int head_dim = 0;
   bool causal = false;
@@ -46,20 +50,18 @@ struct Sm90GradientConfig {
   int query_slots = 0;           // Q of so many blocks
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
-  int ds_slots = 3;              // so that the groups need not keep step
-  bool shares_ds = true;         // between the consumers, for dQ
+  int ds_slots = kDsSlots;       // shared between the consumers, for dQ
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
-  static constexpr int kKeySlots = 2;   // the next tile begins while this one still leaves
+  static constexpr int kKeySlots = 2;   // the next tile begins while this one still ends
   static constexpr int kBlocks = 4;     // records: those of the numbers, the block whose dQ is late, and one
   static constexpr int kNumberSlots = 2;
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 16; }  // LSE and Delta
-  ANNULUS_HOST_DEVICE constexpr int ds_barriers() const { return shares_ds ? ds_slots : 0; }
   ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
-    return 8 * (2 * kKeySlots + 2 + ds_barriers() + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5);
+    return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5);
   }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
     return (kKeySlots + 1) * key_bytes() + query_slots * query_bytes() + kNumberSlots * number_bytes() +
@@ -85,11 +87,9 @@ inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
     {.head_dim = 64, .causal = true, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
 };
 
-// dK and dV alone: dS never leaves registers, its slots are just the way out for dK, 32 KB, and every head size has
-// room for three slots.
+// dK and dV alone: dS never leaves registers, and every head size has room for three slots.
 constexpr Sm90GradientConfig without_dq(Sm90GradientConfig config) {
-  config.shares_ds = false;
-  config.ds_slots = 32768 / config.ds_bytes();
+  config.ds_slots = 0;
   config.query_slots = config.grad_slots = 3;
   return config;
 }

@@ -57,6 +57,11 @@ void start(const Shape& shape, cudaStream_t stream, const F& f) {
   check(cudaGetLastError(), "start a kernel over rows");
 }
 
+// Of a kernel with a thread for each of so many elements, or more elements a thread.
+unsigned element_blocks(std::int64_t count) {
+  return static_cast<unsigned>(std::min<std::int64_t>((count + kThreads - 1) / kThreads, 1 << 14));
+}
+
 // Calls f.operator()<T>().
 template <class F>
 void with_type(DType dtype, F f) {
@@ -192,6 +197,13 @@ struct AddSums {
   }
 };
 
+__global__ void reordered(const float* from, std::int64_t heads, std::int64_t tokens, const SumLayout layout,
+                          float* to) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x; i < heads * tokens; i += step)
+    to[i / tokens * layout.rows + layout.row(static_cast<int>(i % tokens))] = from[i];
+}
+
 __global__ void scale(float2* sums, std::int64_t count, float factor) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x; i < count; i += step)
@@ -226,8 +238,7 @@ void round(const ConstTensorView& source, float factor, const TensorView& target
 
 void scale_maxima(float2* sums, std::int64_t count, float factor, cudaStream_t stream) {
   if (count == 0) return;
-  const std::int64_t blocks = (count + kThreads - 1) / kThreads;
-  scale<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 14)), kThreads, 0, stream>>>(sums, count, factor);
+  scale<<<element_blocks(count), kThreads, 0, stream>>>(sums, count, factor);
   check(cudaGetLastError(), "start a kernel over rows");
 }
 
@@ -255,6 +266,13 @@ void dot(const ConstTensorView& dout, const ConstTensorView& out, float factor, 
     start(shape, stream,
           Dot<T, T>{tensor<const T>(dout), tensor<const T>(out), delta, factor, shape.rows, shape.heads, shape.width});
   });
+}
+
+void reorder(const float* from, std::int64_t heads, std::int64_t tokens, const SumLayout& layout, float* to,
+             cudaStream_t stream) {
+  if (heads * tokens == 0) return;
+  reordered<<<element_blocks(heads * tokens), kThreads, 0, stream>>>(from, heads, tokens, layout, to);
+  check(cudaGetLastError(), "start a kernel over rows");
 }
 
 void add_sums(const float* sums, const SumLayout& layout, const TensorView& target, cudaStream_t stream) {

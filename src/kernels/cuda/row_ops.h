@@ -33,6 +33,9 @@ void finish(const States& states, float scale, const TensorView& out, float* lse
 
 // delta = rowsum(dout * out) * factor, [batch, heads, rows]; out of dout's type or fp32.
 void dot(const ConstTensorView& dout, const ConstTensorView& out, float factor, float* delta, cudaStream_t stream);
+// `to` = `from`, [heads, tokens], with rows in the order of the sums of dq: [heads, layout.rows].
+void reorder(const float* from, std::int64_t heads, std::int64_t tokens, const SumLayout& layout, float* to,
+             cudaStream_t stream);
 // target += the sums of dq that the kernel `sm90` has added up, in its own order.
 void add_sums(const float* sums, const SumLayout& layout, const TensorView& target, cudaStream_t stream);
 

@@ -90,6 +90,9 @@ TEST_F(CudaBackward, SmallProblems) {
           way.sweeps = sweeps;
           EXPECT_EQ(faults(resolve(problem), 3, way), "");
         }
+  for (const bool causal : {false, true})
+    for (const std::int64_t head_dim : {64, 128})
+      EXPECT_EQ(faults(make_problem(270, 2, head_dim, DType::bf16, causal, {{140}, {3}}), 3), "");
 }
 
 TEST_F(CudaBackward, TileEdges) {
@@ -238,8 +241,27 @@ TEST_F(CudaBackward, RepeatsBitForBit) {
     }
 }
 
-// Many tiles for each multiprocessor, of sweeps that hand state on beside ones that store and clear rows: none of the
-// warps of a block may get a tile ahead of another.
+// Several tiles for each multiprocessor, of one block or two: warps of a block are in different tiles all the time.
+TEST_F(CudaBackward, ManyShortTiles) {
+  for (const std::int64_t head_dim : {64, 128})
+    for (const bool causal : {false, true})
+      for (const std::int64_t dilation : {1, 3}) {
+        Problem problem = make_problem(4501, 8, head_dim, DType::bf16, causal, {{150 * dilation}, {dilation}},
+                                       causal ? Phase::every : Phase::by_head);
+        problem.kv_heads = dilation == 1 ? 8 : 4;
+        problem = resolve(problem);
+        const Inputs inputs = draw_inputs(problem, 61);
+        const Yardstick yardstick(problem, inputs);
+        for (const bool deterministic : {false, true}) {
+          GradientWay way;
+          way.deterministic = deterministic;
+          EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+        }
+      }
+}
+
+// Many tiles for each multiprocessor, of sweeps that hand state on beside ones that store and clear rows: whoever gets
+// a tile ahead of another must not take what the other still needs.
 TEST_F(CudaBackward, ManyTilesOfSeveralSweeps) {
   for (const std::int64_t head_dim : {64, 128})
     for (const bool deterministic : {true, false}) {

@@ -165,5 +165,19 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   for (const Stretch& stretch : schedule.stretches) EXPECT_TRUE(stretch.longest_first);
 }
 
+RC_GTEST_PROP(SumLayoutProperty, PositionsComeBack, ()) {
+  const int tokens = static_cast<int>(support::draw_between(1, 400)),
+            stride = static_cast<int>(support::draw_between(1, 40));
+  const SumLayout layout(tokens, stride);
+  std::vector<int> taken(static_cast<std::size_t>(layout.rows), 0);
+  for (int position = 0; position < tokens; ++position) {
+    const int row = layout.row(position);
+    RC_ASSERT(layout.position(row) == position);
+    ++taken.at(static_cast<std::size_t>(row));
+  }
+  for (int row = 0; row < layout.rows; ++row)
+    RC_ASSERT((layout.position(row) < tokens) == (taken[static_cast<std::size_t>(row)] == 1));
+}
+
 }  // namespace
 }  // namespace annulus::cuda

@@ -75,6 +75,27 @@ TEST_F(CudaRanks, ManyHeadsShareAKeyHead) {
   }
 }
 
+// A part of one dilated branch, with all of a rank's rows or some of them, with the Delta of all branches or its own.
+TEST_F(CudaRanks, DilatedBranchAlone) {
+  for (const std::int64_t tokens : {1024, 1300})
+    for (const Gradient gradient : {Gradient::exact, Gradient::detached})
+      for (const std::int64_t head_dim : {64, 128}) {
+        Problem problem;
+        problem.tokens = tokens;
+        problem.heads = 2;
+        problem.head_dim = head_dim;
+        problem.dtype = DType::bf16;
+        problem.causal = head_dim == 64;
+        problem.pattern = make_pattern(Preset::longnet, {2048, 256}, {8, 4}, 2);
+        problem.pattern.gradient = gradient;
+        problem = resolve(problem);
+        const Inputs inputs = draw_inputs(problem, 67);
+        const Yardstick yardstick(problem, inputs);
+        for (const int ranks : {1, 2})
+          EXPECT_EQ(faults(problem, inputs, yardstick, {.ranks = ranks}, {.strategy = Strategy::exchange}), "");
+      }
+}
+
 // Every combination of what users choose, on a problem in which nothing divides anything. (Replicated queries:
 // tests/cli/cuda_ranks_test.py.)
 TEST_F(CudaRanks, EveryLayoutAndStrategy) {
