@@ -24,7 +24,7 @@ import sys
 
 import c_abi
 import cuda_backward
-from cuda_forward import FIVE, TWO
+from cuda_forward import FIVE, TWO, find_torch
 
 PEER = "cudnn"
 
@@ -123,13 +123,8 @@ def main():
         return work(arguments.worker, arguments.library[0])
     for case in arguments.cases:
         parse(case)
-    try:
-        import torch
-    except ImportError:
-        print("Skipped: no torch in this python3; the peer is PyTorch's cuDNN attention")
-        return 0
-    if not torch.cuda.is_available():
-        print("Skipped: torch sees no GPU here")
+    torch = find_torch()
+    if not torch:
         return 0
     builds = name_builds([os.path.abspath(path) for path in arguments.library])
     workers = {name: Worker(name, path) for name, path in {**builds, PEER: next(iter(builds.values()))}.items()}

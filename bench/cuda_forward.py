@@ -286,6 +286,19 @@ def composed(torch, q, k, v, segments, dilations, causal):
     return sum(weights[i].unsqueeze(-1) * outs[i] for i in range(len(outs)))
 
 
+def find_torch():
+    """torch with a GPU; None where there is none, and the reason is printed."""
+    try:
+        import torch
+    except ImportError:
+        print("Skipped: no torch in this python3; the peer is PyTorch's cuDNN attention")
+        return None
+    if not torch.cuda.is_available():
+        print("Skipped: torch sees no GPU here")
+        return None
+    return torch
+
+
 def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), text=__doc__):
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libannulus.so, with libannulus_cuda.so beside it")
@@ -294,13 +307,8 @@ def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), t
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("parts", nargs="*", default=[])
     arguments = parser.parse_args()
-    try:
-        import torch
-    except ImportError:
-        print("Skipped: no torch in this python3; the peer is PyTorch's cuDNN attention")
-        return 0
-    if not torch.cuda.is_available():
-        print("Skipped: torch sees no GPU here")
+    torch = find_torch()
+    if not torch:
         return 0
     library = c_abi.load_library(arguments.library)
     properties = torch.cuda.get_device_properties(0)
