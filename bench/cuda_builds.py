@@ -32,7 +32,7 @@ PEER = "cudnn"
 def parse(case):
     """The arguments of cuda_backward.Backward, its options, and which pass of it."""
     match = re.fullmatch(r"(?:(forward|deterministic) )?d(64|128) (?:m(\d+)|([25]) branches)( causal)?(?: r(\d+))?", case)
-    if not match:
+    if not match or (match[4] and match[6]):  # branches have their own dilations
         raise SystemExit(f"a case is such as 'd64 m2048 causal r16' or 'forward d128 5 branches'; got {case!r}")
     kind, head_dim, rows, branches, causal, dilation = match.groups()
     options = {"causal": bool(causal), "deterministic": kind == "deterministic"}
@@ -67,7 +67,7 @@ def work(name, library):
     for line in sys.stdin:
         verb, text = line.strip().split(" ", 1)
         if verb == "case":
-            call = None
+            call = made = None  # their memory is for the next one
             torch.cuda.empty_cache()
             made = make_call(bench, name, text)
             if made:
@@ -121,6 +121,8 @@ def main():
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments.worker, arguments.library[0])
+    if not arguments.cases:
+        parser.error("nothing to measure: name a case, such as 'd64 m2048'")
     for case in arguments.cases:
         parse(case)
     torch = find_torch()
