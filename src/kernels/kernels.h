@@ -63,7 +63,8 @@ class Kernels {
 
   virtual std::string_view instruction_set() const = 0;
   virtual int threads() const = 0;
-  // The parts of the workspace that a pass needs. Laid one behind the other, each from a multiple of 64 bytes on.
+  // The parts of the workspace that a pass needs. Laid one behind the other, each a multiple of Carver::kAlignment from
+  // where the workspace begins.
   virtual std::vector<MemoryComponent> workspace(Pass pass) const = 0;
   // Whether a pass can be done in one step, straight to its results, without states and sums.
   virtual bool is_whole() const = 0;

@@ -45,8 +45,8 @@ TEST(Carver, CarvesWhatItMeasured) {
   EXPECT_EQ(carver.used_bytes(), measure.used_bytes());
   EXPECT_EQ(carver.components(), measure.components());
   EXPECT_EQ(reinterpret_cast<std::byte*>(parts.a), memory.span().data());
-  EXPECT_EQ(parts.b, memory.span().data() + 64);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(parts.c), memory.span().data() + 192);
+  EXPECT_EQ(parts.b, memory.span().data() + Carver::kAlignment);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(parts.c), memory.span().data() + 2 * Carver::kAlignment);
   std::fill_n(parts.a, 3, 1.0);
   std::fill_n(parts.b, 65, std::byte{2});
   std::fill_n(parts.c, 16, 3.0f);

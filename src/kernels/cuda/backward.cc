@@ -33,6 +33,8 @@ struct Pass {
   int blocks = 0;  // that the device holds at a time
   Schedule schedule;
   DeviceBuffer stretches, classes, anchors;
+  Regions regions;  // where dq is added up
+  DeviceBuffer region_tiles;
 
   Pass(mma::Part part_, int branch_, int sums_, int blocks_, Schedule schedule_)
       : part(part_),
@@ -150,7 +152,19 @@ struct Backward::Impl {
     const ScheduleRules rules = rules_for(sm90::gradient_tile_shape(problem), sm90::gradient_arrivals(), 2, options);
     choice.passes.emplace_back(mma::Part::dk_dv, 0, 2, sm90::prepare_gradient(problem) * device.multiprocessors,
                                make_key_schedule(problem, plan, rules));
+    if (choice.adds_dq) add_regions(plan, choice.passes.back());
     tiled.push_back(std::move(choice));
+  }
+
+  Regions regions_of(std::int64_t length, int stride) const {
+    return {problem.tokens, length, problem.batch, problem.kv_heads, problem.heads / problem.kv_heads, stride};
+  }
+
+  void add_regions(const Plan& plan, Pass& pass) const {
+    const int stride = sum_layout(problem).stride;
+    pass.regions = regions_of(region_length(problem, plan, stride), stride);
+    pass.region_tiles = to_device(count_tiles(pass.schedule, pass.regions));
+    pass.regions.tiles = reinterpret_cast<const unsigned*>(pass.region_tiles.data());
   }
 
   void add_mma(const Plan& plan, const BackwardOptions& options) {
@@ -200,6 +214,7 @@ struct Backward::Impl {
     float* dq_sums = nullptr;
     float* lse_copy = nullptr;  // where the order of the sums is not that of the positions
     float* delta_copy = nullptr;
+    unsigned* ended = nullptr;     // of the regions
     std::byte* scratch = nullptr;  // of one pass after the other
   };
   // Sets and flags of state lie together in front: they are zeroed before a pass.
@@ -229,6 +244,7 @@ struct Backward::Impl {
       memory.lse_copy = carver.take<float>("delta", copied_numbers(problem));
       memory.delta_copy = carver.take<float>("delta", copied_numbers(problem));
       memory.dq_sums = carver.take<float>("dq sums", sum_floats());
+      memory.ended = carver.take<unsigned>("control", choice->passes.back().regions.count);
     }
     std::int64_t most = 0;
     for (const std::vector<Pass>* passes : {&choice->deltas, &choice->passes})
@@ -261,6 +277,10 @@ struct Backward::Impl {
     g.dq_stride = strides_of(args.dq);
     g.dk_stride = strides_of(args.dk);
     g.dv_stride = strides_of(args.dv);
+    g.forward_out = args.out.data;
+    g.forward_out_stride = strides_of(args.out);
+    const double scale = problem.pattern.output_scale;
+    g.out_factor = scale == 0 ? 0.0f : static_cast<float>(1 / scale);
     g.lse = args.lse.data();
     g.factor = static_cast<float>(*problem.scale * problem.pattern.output_scale);
     g.value_factor = static_cast<float>(problem.pattern.output_scale);
@@ -330,17 +350,16 @@ struct Backward::Impl {
   }
 
   // Eq. 7 or 8. Where dq is added up, its sums begin at 0; so do the counters.
-  void make_delta(const Tiled* choice, const GradientLaunch& g, const BackwardArgs& args, const Memory& memory,
-                  cudaStream_t stream) const {
-    const double scale = problem.pattern.output_scale;
-    if (!detached())
-      return delta::launch(g, args.out.data, strides_of(args.out), scale == 0 ? 0.0f : static_cast<float>(1 / scale),
-                           launch_shape(), stream);
+  void make_delta(const Tiled* choice, const GradientLaunch& g, const Memory& memory, cudaStream_t stream) const {
+    if (!detached()) return delta::launch(g, problem.dtype, stream);
     check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
     if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, false, stream);
     if (g.dq_sums != nullptr)
       check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(sum_floats()) * sizeof(float), stream),
             "clear the sums of dq");
+    if (g.regions.ended != nullptr)
+      check(cudaMemsetAsync(g.regions.ended, 0, static_cast<std::size_t>(g.regions.count) * sizeof(unsigned), stream),
+            "clear the counters of regions");
     for (const Pass& pass : choice->deltas) run_pass(*choice, pass, g, memory, false, stream);
     run_rows(g, rows::GradientRows::deltas, true, false, stream);
   }
@@ -367,14 +386,16 @@ struct Backward::Impl {
     g.dq_sums = memory.dq_sums;
     if (g.dq_sums != nullptr) g.sums = sum_layout(problem);
     place_numbers(g, memory.lse_copy, memory.delta_copy);
-    make_delta(choice, g, args, memory, stream);
+    g.regions = regions_of(problem.tokens, 1);
+    if (g.dq_sums != nullptr) {
+      g.regions = choice->passes.back().regions;
+      g.regions.ended = memory.ended;
+    }
+    make_delta(choice, g, memory, stream);
     if (choice != nullptr)
       for (const Pass& pass : choice->passes)
         run_pass(*choice, pass, g, memory, !detached() && &pass == &choice->passes.front(), stream);
     const bool hopper = choice != nullptr && choice->name == "sm90";  // its last pass is gradient_sm90.cuh
-    LaunchShape shape = launch_shape();
-    shape.overlaps = hopper;
-    if (g.dq_sums != nullptr) delta::round(g, shape, stream);
     run_rows(g, rows::GradientRows::results, choice != nullptr, hopper, stream);
   }
 };
@@ -396,7 +417,11 @@ void place_numbers(GradientLaunch& g, float* lse, float* delta) {
 SumLayout sum_layout(const Problem& problem) {
   const std::vector<annulus::Branch>& branches = problem.pattern.branches;
   const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
-  return {problem.tokens, branches.size() > 1 ? 1 : static_cast<int>(std::min(branches.front().dilation, longest))};
+  if (branches.size() == 1) return {problem.tokens, static_cast<int>(std::min(branches.front().dilation, longest)), 1};
+  int pair = 1;
+  for (const annulus::Branch& branch : branches)
+    if (branch.dilation == 2 || branch.dilation == 4) pair = std::max(pair, static_cast<int>(branch.dilation));
+  return {problem.tokens, 1, pair};
 }
 
 Backward::Backward(const Problem& problem, const Plan& plan, const BackwardOptions& options)

@@ -15,14 +15,11 @@ SumLayout sum_layout(const Problem& problem);
 std::int64_t copied_numbers(const Problem& problem);
 void place_numbers(GradientLaunch& launch, float* lse, float* delta);
 
-// Delta of eq. 7 for every row, and dq from its sums, both at the rate of memory.
+// Delta of eq. 7, at the rate of memory.
 namespace delta {
-// delta = rowsum(dout * out) * factor, and its copy and that of lse in the order of the sums, where they are wanted;
-// dq_sums, where there are any, and the counters become 0.
-void launch(const GradientLaunch& launch, const void* out, const Strides& out_stride, float factor,
-            const LaunchShape& shape, cudaStream_t stream);
-// dq = dq_sums * factor. Columns of dq_sums are in the order in which wgmma leaves them.
-void round(const GradientLaunch& launch, const LaunchShape& shape, cudaStream_t stream);
+// delta = rowsum(dout * out) * out_factor, and its copy and that of lse in the order of the sums, where they are
+// wanted; dq_sums, where there are any, and the counters become 0.
+void launch(const GradientLaunch& launch, DType dtype, cudaStream_t stream);
 }  // namespace delta
 
 // Hopper: copy engine, wgmma. bf16 and fp16, head sizes 64 and 128, a positive scale within fp32's range; sm_90 alone.

@@ -64,6 +64,12 @@ struct GradientShared {
   __device__ std::uint32_t item_due() const { return item_empty(2); }
 };
 
+// The region of a tile, or of the note of one.
+template <class Named>
+__device__ __forceinline__ std::int64_t region_of(const Regions& regions, const Named& tile, int kv_head) {
+  return regions.index(tile.batch, tile.cell_end - 1, kv_head);
+}
+
 // ---- Producer, warp 2, one thread: which keys and which head are next
 
 template <Sm90GradientConfig C>
@@ -76,8 +82,10 @@ class ItemFinder {
     for (;;) {
       ptx::mbarrier_wait_asleep(sh_.item_empty(item.slot), item.parity ^ 1);
       const bool more = find(sh_.items[item.slot]);
+      if (!more) say_started();  // before consumers learn that there is nothing left: see delta::round_ended
       ptx::mbarrier_arrive(sh_.item_full(item.slot));
       if (!more) return;
+      say_started();
       item.advance<2>();
       // A tile that is taken early is one that no idle multiprocessor can take: the long ones would end last.
       ptx::mbarrier_wait_asleep(sh_.item_due(), due.parity);
@@ -112,6 +120,10 @@ class ItemFinder {
       head_ = next_head(stretch, tile, min(head_, end_ - 1) + 1);
       item.ends = head_ == end_;
       if (tile.total_blocks > 0 || (tile.is_last && (tile.rows > 0 || tile.step > 1))) return true;
+      if (item.starts && g_.regions.ended != nullptr) {
+        ptx::wait_for_previous();
+        ptx::arrive_global(g_.regions.ended + region_of(g_.regions, tile, item.kv_head), 1);
+      }
       if (tile.signal_set == kNoSet) continue;
       // Whoever waits for this set trusts it for the sets before.
       if (tile.wait_set != kNoSet)
@@ -147,8 +159,16 @@ class ItemFinder {
     return end_;
   }
 
+  __device__ __forceinline__ void say_started() {
+    if (has_said_ || g_.regions.ended == nullptr) return;
+    has_said_ = true;
+    ptx::wait_for_previous();  // which clears the counters
+    ptx::arrive_global(&g_.common.control->started, 1);
+  }
+
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
+  bool has_said_ = false;
   std::int64_t index_ = -1;  // of the tile
   int at_ = 0;               // stretch
   int head_ = 0, end_ = 0;   // query heads of the present tile that are still to come
@@ -361,26 +381,32 @@ class Clerk {
   int block_ = 0;
 };
 
-// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers
+// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers; which tiles have ended
 
 template <Sm90GradientConfig C, class T>
-class Clearer {
+class Closer {
   static constexpr int kChunks = C.head_dim * 2 / 16;  // of a row
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
  public:
-  __device__ Clearer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
+  __device__ Closer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
       : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
 
   __device__ __forceinline__ void run() {
     Ring key;
+    ptx::wait_for_previous();
     for (;; key.advance<C.kKeySlots>()) {
       ptx::mbarrier_wait_asleep(sh_.key_full(key.slot), key.parity);
       const GradientNote& note = sh_.notes[key.slot];
       if (note.done) return;
       if (note.is_last && note.step > 1) clear(note);
+      unsigned* ended =
+          g_.regions.ended == nullptr ? nullptr : g_.regions.ended + region_of(g_.regions, note, note.kv_head);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty(key.slot));
+      if (ended == nullptr) continue;
+      ptx::mbarrier_wait_asleep(sh_.key_empty(key.slot), key.parity);  // by now of the consumers too
+      if (lane_ == 0) ptx::arrive_global(ended, 1);
     }
   }
 

@@ -13,31 +13,95 @@ namespace annulus::cuda {
 // How the sums of dq of one head lie: rows in the order of their residue modulo `stride`, in groups of 8; a group as
 // [16 columns][row][column]. What the threads of a warp add at once, 8 neighbouring rows of a block of queries by 16
 // columns, is then one run of memory, and two where the block begins within a group.
+//
+// Two rows by 16 columns are a line of the cache, and an addition costs as many requests as it touches lines. So where
+// branches have several dilations, the rows that share a line are 2 or 4 apart instead of 1: additions at dilations up
+// to that fill whole lines, those at larger ones the half of each.
 struct SumLayout {
-  int stride = 1;        // the dilation where there is one branch; else 1, which suits the densest
-  int residue_rows = 0;  // of one residue
-  int rows = 0;          // of all, up to a multiple of 8
+  int stride = 1;                  // the dilation where there is one branch; else 1
+  int residue_rows = 0;            // of one residue
+  int rows = 0;                    // of all, up to a multiple of 8
+  unsigned order = kOrderOfPair1;  // the place in its group of row i, in bits 4 i to 4 i + 3
+
+  static constexpr unsigned kOrderOfPair1 = 0x76543210, kOrderOfPair2 = 0x75643120, kOrderOfPair4 = 0x75316420;
 
   SumLayout() = default;
-  SumLayout(std::int64_t tokens, int stride_)
+  // `pair`: how far apart the rows of a line are, 1, 2 or 4.
+  SumLayout(std::int64_t tokens, int stride_, int pair)
       : stride(stride_),
         residue_rows(static_cast<int>((tokens + stride_ - 1) / stride_)),
-        rows((stride * residue_rows + 7) / 8 * 8) {}
+        rows((stride * residue_rows + 7) / 8 * 8),
+        order(pair == 4   ? kOrderOfPair4
+              : pair == 2 ? kOrderOfPair2
+                          : kOrderOfPair1) {}
   ANNULUS_HOST_DEVICE int row(int position) const { return position % stride * residue_rows + position / stride; }
-  // The other way; the tokens' number or more for a row that is none.
-  ANNULUS_HOST_DEVICE int position(int row) const {
-    const int residue = row / residue_rows;
-    return residue < stride ? (row - residue * residue_rows) * stride + residue : rows;
-  }
   // Of the first of 16 columns, in floats.
-  ANNULUS_HOST_DEVICE static std::int64_t place(int row, int head_dim, int column) {
-    return static_cast<std::int64_t>(row & ~7) * head_dim + (row & 7) * 16 + column * 8;
+  ANNULUS_HOST_DEVICE std::int64_t place(int row, int head_dim, int column) const {
+    const int at = static_cast<int>(order >> (row & 7) * 4 & 7);
+    return static_cast<std::int64_t>(row & ~7) * head_dim + at * 16 + column * 8;
+  }
+};
+
+// Windows of the sequence whose queries and keys meet no others, each key/value head for itself: a region. Its dq is
+// whole when its tiles have ended, whatever else still runs.
+//
+// What goes at the rate of memory takes a region by runs: up to kRunRows rows of one query head, neighbours in the sums
+// of dq.
+struct Regions {
+  static constexpr int kRunRows = 64;
+
+  std::int64_t length = 0;  // of a window, in positions
+  int windows = 1;
+  int kv_heads = 1;
+  int runs = 0;                     // of a region; some may be empty
+  std::int64_t count = 0;           // of all batches
+  const unsigned* tiles = nullptr;  // [batch, window, kv head]: of each region,
+  unsigned* ended = nullptr;        // and how many of them have ended; null: nobody asks
+
+  Regions() = default;
+  Regions(std::int64_t tokens, std::int64_t length_, std::int64_t batch, std::int64_t kv_heads_, std::int64_t sharers,
+          int stride)
+      : length(length_),
+        windows(static_cast<int>((tokens + length_ - 1) / length_)),
+        kv_heads(static_cast<int>(kv_heads_)),
+        runs(static_cast<int>(sharers * stride * (((length_ + stride - 1) / stride + kRunRows - 1) / kRunRows))),
+        count(batch * windows * kv_heads_) {}
+  ANNULUS_HOST_DEVICE std::int64_t index(std::int64_t batch, std::int64_t position, int kv_head) const {
+    return (batch * windows + position / length) * kv_heads + kv_head;
+  }
+};
+
+// Rows [first, first + rows) of a residue modulo SumLayout::stride, of one head: positions first * stride + residue,
+// ...
+struct Run {
+  std::int64_t batch = 0, first = 0;
+  int head = 0, residue = 0, rows = 0;
+
+  ANNULUS_HOST_DEVICE Run(const Regions& regions, int sharers, std::int64_t tokens, int stride, std::int64_t region,
+                          int run) {
+    const int window = static_cast<int>(region / regions.kv_heads % regions.windows);
+    const int kv_head = static_cast<int>(region % regions.kv_heads);
+    batch = region / regions.kv_heads / regions.windows;
+    head = kv_head * sharers + run % sharers;
+    residue = run / sharers % stride;
+    const std::int64_t begin = window * regions.length;
+    const std::int64_t end = begin + regions.length < tokens ? begin + regions.length : tokens;
+    first = (begin - residue + stride - 1) / stride + std::int64_t{run / sharers / stride} * Regions::kRunRows;
+    const std::int64_t left = (end - residue + stride - 1) / stride - first;
+    rows = left < 0 ? 0 : left < Regions::kRunRows ? static_cast<int>(left) : Regions::kRunRows;
+  }
+  // Where it begins in the sums.
+  ANNULUS_HOST_DEVICE int row(const SumLayout& sums) const {
+    return residue * sums.residue_rows + static_cast<int>(first);
   }
 };
 
 struct GradientLaunch {
   Launch common;  // out is not used; state: [row, head_dim] of dq, or [row, 2 head_dim] of dk and dv
   const void* dout = nullptr;
+  const void* forward_out = nullptr;  // for Delta, as the next two
+  Strides forward_out_stride;
+  float out_factor = 1;  // 1 / the output's scale
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
@@ -54,6 +118,7 @@ struct GradientLaunch {
   std::int64_t number_rows = 0;
   float* lse_copy = nullptr;  // for who makes Delta; null: none are wanted
   float* delta_copy = nullptr;
+  Regions regions;
   float factor = 1;                 // of dq and dk
   float value_factor = 1;           // of dv
   bool causal = false;              // tilings of keys do not say so: their order is that of the queries

@@ -2,7 +2,7 @@
 //
 //   producer, warp 0       has the copy engine bring K of a tile, then Q and dO of all queries that see it, branch by
 //                          branch, head by head, and V behind the first of them
-//   producer, warp 1       clears rows of dK and dV that nothing covers
+//   producer, warp 1       clears rows of dK and dV that nothing covers, and says when a tile has ended
 //   producer, warp 2       finds the next tile when the present one is nearly fed
 //   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
@@ -11,6 +11,8 @@
 // over keys: each consumer leaves its dS^T in shared memory, and both make one half of dQ from all 128 keys, a block
 // later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers. dK and
 // dV are stored from there when the tile ends, while its last dQ is made.
+//
+// When tiles run out, consumers round dq from its sums, wherever all tiles have ended.
 //
 // The next tile's K is loaded beside this one's, so its first S is made in this one's last turn.
 //
@@ -27,6 +29,7 @@
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
 #pragma once
 
+#include "kernels/cuda/delta.cuh"
 #include "kernels/cuda/feed_gradient_sm90.cuh"
 #include "kernels/cuda/wgmma_gradient_sm90.cuh"
 #include "kernels/cuda/wgmma_sm90.cuh"
@@ -161,17 +164,16 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   const auto put_dq = [&](int record) __attribute__((always_inline)) {
     const GradientBlock& now = sh.blocks[record];
     const int own = (kByRows ? group * 64 : 0) + row;
-    int at = now.first + now.step * own;
-    float* sums = g.dq_sums + now.sums + (lane & 3) * 4;
+    float* to = g.dq_sums + now.sums + (lane & 3) * 4 +
+                g.sums.place(now.first + now.step * own, C.head_dim, kByRows ? 0 : group * 64);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float* to = sums + SumLayout::place(at, C.head_dim, kByRows ? 0 : group * 64);
       if (own + 8 * r < now.rows)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
                      dq[8 * j + 5 + 2 * r]);
-      at += 8 * now.step;
+      to += static_cast<std::int64_t>(now.step) * (8 * C.head_dim);  // 8 rows are a whole number of groups further
     }
   };
 
@@ -456,7 +458,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     if (warp == 0) {
       if (lane == 0) Feeder<C, Params>(p, sh).run();
     } else if (warp == 1) {
-      Clearer<C, T>(p.launch, sh, lane).run();
+      Closer<C, T>(p.launch, sh, lane).run();
     } else if (warp == 2) {
       if (lane == 0) ItemFinder<C>(p.launch, sh).run();
     } else {
@@ -465,6 +467,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
   } else {
     ptx::registers_up<kGradientConsumerRegisters>();
     consume<C, T, kDq>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
+    if constexpr (kDq)
+      if (p.launch.regions.ended != nullptr) delta::round_ended<T, C.head_dim>(p.launch, lane);
   }
 }
 

@@ -18,7 +18,7 @@ struct GradientItem {
   bool done = false;    // there are no more tiles
 };
 
-// What consumers and the clearing warp want to know of a tile.
+// What consumers and the closing warp want to know of a tile.
 struct GradientNote {
   std::int64_t state_row = 0;
   int rows = 0, stride = 1, step = 1;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/key_schedule.h"
 
 #include <algorithm>
+#include <map>
 
 #include "plan/phase.h"
 
@@ -92,7 +93,46 @@ class Chunker {
   Schedule& schedule_;
 };
 
+// Counters of all, so that they are cleared in no time.
+constexpr std::int64_t kMostCounters = 1 << 14;
+
 }  // namespace
+
+// The longest segment, or a few of them, where all others nest in it; else the whole sequence.
+std::int64_t region_length(const Problem& problem, const Plan& plan, int stride) {
+  if (problem.tokens == 0 || problem.batch == 0) return 1;
+  std::int64_t longest = 1;
+  for (const annulus::Branch& branch : problem.pattern.branches)
+    longest = std::max(longest, std::min(branch.segment, problem.tokens));
+  bool nests = plan.spans.size() == 1;
+  for (const annulus::Branch& branch : problem.pattern.branches)
+    nests = nests && longest % std::min(branch.segment, problem.tokens) == 0;
+  if (!nests) return problem.tokens;
+  const std::int64_t segments = (problem.tokens + longest - 1) / longest;
+  const std::int64_t most = std::max<std::int64_t>(1, kMostCounters / (problem.batch * problem.kv_heads));
+  const std::int64_t for_counters = (segments + most - 1) / most;
+  const std::int64_t for_runs = (std::int64_t{Regions::kRunRows} * stride + longest - 1) / longest;
+  return std::min(problem.tokens, std::max(for_counters, for_runs) * longest);
+}
+
+std::vector<unsigned> count_tiles(const Schedule& schedule, const Regions& regions) {
+  std::vector<unsigned> tiles(static_cast<std::size_t>(regions.count), 0);
+  for (const Stretch& stretch : schedule.stretches) {
+    const Sweep& sweep = schedule.tiling.sweeps[stretch.sweep];
+    std::map<std::int64_t, unsigned> cells;  // by window
+    for (int i = 0; i < stretch.inner_cells * stretch.outer_cells; ++i) {
+      const int begin = stretch.grid_begin + (stretch.first_cell + i) * sweep.cell;
+      const int last = stretch.document_begin + std::min(begin + sweep.cell, stretch.grid_end) - 1;
+      ++cells[last / regions.length];
+    }
+    for (const auto& [window, count] : cells)
+      for (int batch = stretch.first_batch; batch < stretch.first_batch + stretch.batches; ++batch)
+        for (int head = stretch.first_head; head < stretch.first_head + stretch.heads; ++head)
+          tiles[static_cast<std::size_t>(regions.index(batch, window * regions.length, head))] +=
+              count * static_cast<unsigned>(stretch.blocks * stretch.residues);
+  }
+  return tiles;
+}
 
 Schedule make_key_schedule(const Problem& problem, const Plan& plan, const ScheduleRules& rules) {
   const bool shared = problem.heads != problem.kv_heads;

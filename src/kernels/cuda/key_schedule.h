@@ -5,11 +5,17 @@
 // fit the cache.
 #pragma once
 
+#include "kernels/cuda/gradient_launch.h"
 #include "kernels/cuda/schedule.h"
 
 namespace annulus::cuda {
 
 // `rules.shape` has the keys of a tile as query_rows and the queries of a block as key_rows.
 Schedule make_key_schedule(const Problem& problem, const Plan& plan, const ScheduleRules& rules);
+
+// The window of a problem's regions (gradient_launch.h), long enough for whole runs at SumLayout::stride; and the tiles
+// that a schedule of keys has in each region.
+std::int64_t region_length(const Problem& problem, const Plan& plan, int stride);
+std::vector<unsigned> count_tiles(const Schedule& schedule, const Regions& regions);
 
 }  // namespace annulus::cuda

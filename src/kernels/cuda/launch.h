@@ -22,8 +22,9 @@ inline Strides strides_of(const ConstTensorView& view) { return {view.stride[0],
 // Zeroed on the stream before every launch.
 struct Control {
   unsigned long long next_tile = 0;
-  unsigned non_finite = 0;  // a result has NaN or infinity: attend_rows.cu computes such rows again
-  unsigned unused = 0;
+  unsigned non_finite = 0;          // a result has NaN or infinity: attend_rows.cu computes such rows again
+  unsigned started = 0;             // blocks of the Hopper backward kernel
+  unsigned long long next_run = 0;  // of dq that is rounded: see delta.cuh
 };
 
 struct Launch {

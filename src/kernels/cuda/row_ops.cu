@@ -192,7 +192,7 @@ struct AddSums {
     float* target = to.at(b, i, h);
     for (int e = lane; e < width; e += 32) {
       const int column = e % 16, owner = column % 8 / 2, place = owner * 4 + column / 8 * 2 + column % 2;
-      target[e] += head[SumLayout::place(row, width, e / 16 * 16) + place];
+      target[e] += head[layout.place(row, width, e / 16 * 16) + place];
     }
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <numeric>
+#include <ranges>
 #include <stdexcept>
 
 #include "plan/phase.h"
@@ -205,7 +206,8 @@ class Maker {
       grids_.push_back(grid_of(grouping[i]));
       sweep.stride = grids_.back().stride;
       sweep.cell = grids_.back().cell;
-      for (const int b : grouping[i]) {
+      // Dense branches first: tiles of a cell that begin together then read the same rows, which are in the cache.
+      for (const int b : std::views::reverse(grouping[i])) {
         tiling.branches[tiling.branch_count++] = shape(b);
         schedule_.branch_order.push_back(b);
         for (std::int64_t head = 0; head < problem_.heads; ++head) schedule_.classes.push_back(class_of(b, head));

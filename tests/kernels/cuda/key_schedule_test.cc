@@ -1,11 +1,13 @@
 // Tiles of keys, without a GPU: every row of keys is written once, meets every query that sees it once, and nothing
-// waits for what comes after it.
+// waits for what comes after it. Queries and keys of a region meet no others, and its tiles are counted.
 #include "kernels/cuda/key_schedule.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "kernels/cuda/gradient_launch.h"
@@ -22,6 +24,15 @@ struct Row {
 };
 using Rows = std::map<std::tuple<int, int, int>, Row>;  // batch, key/value head, position
 
+Regions regions_of(const Problem& problem, int stride) {
+  return {problem.tokens,
+          region_length(problem, make_plan(problem), stride),
+          problem.batch,
+          problem.kv_heads,
+          problem.heads / problem.kv_heads,
+          stride};
+}
+
 std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
   std::string fault;
   const auto note = [&](const char* text) {
@@ -33,6 +44,8 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
   const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
   std::vector<int> arrivals(static_cast<std::size_t>(schedule.set_count), 0);
   std::map<std::int64_t, std::tuple<int, int, int>> state;  // state row -> who has it
+  const Regions regions = regions_of(problem, 1);
+  std::vector<unsigned> ended(static_cast<std::size_t>(regions.count), 0);
   int at = 0;
   for (std::int64_t index = 0; index < schedule.tile_count; ++index) {
     at = find_stretch(schedule.stretches.data(), static_cast<int>(schedule.stretches.size()), index, at);
@@ -42,6 +55,8 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
     Tile tile;
     locate(tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
     const int kv_head = tile.head;
+    const std::int64_t window = (tile.cell_end - 1) / regions.length;
+    ++ended.at(static_cast<std::size_t>(regions.index(tile.batch, tile.cell_end - 1, kv_head)));
     for (int head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
       take_head(tiling, stretch, problem.causal, head, tile);
       for (int b = 0; b < tile.branch_count; ++b) {
@@ -49,6 +64,9 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
         const int dilation = tiling.branches[part.branch].dilation;
         const int begin = first_block(part, problem.causal, tiling.shape.key_rows) * tiling.shape.key_rows;
         if (begin + part.blocks * tiling.shape.key_rows < part.keys) note("queries left out");
+        const int last = part.key_begin + dilation * (part.keys - 1);
+        if (part.key_begin / regions.length != window || last / regions.length != window)
+          note("queries of another region");
         for (int i = 0; i < tile.rows; ++i) {
           const int low = problem.causal ? part.first + part.step * i : 0;
           if (low < begin) note("a query before the first block");
@@ -81,6 +99,7 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
       }
     if (tile.signal_set != kNoSet) ++arrivals[static_cast<std::size_t>(tile.signal_set)];
   }
+  if (ended != count_tiles(schedule, regions)) note("tiles of a region miscounted");
   return fault;
 }
 
@@ -147,6 +166,56 @@ RC_GTEST_PROP(KeyScheduleProperty, SegmentsThatDoNotNestShareASweep, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
+TEST(KeySchedule, RegionsAreAsShortAsSegmentsAllow) {
+  const auto length = [](std::int64_t tokens, const std::vector<std::int64_t>& segments,
+                         const std::vector<std::int64_t>& documents = {}, int stride = 1) {
+    Problem problem;
+    problem.tokens = tokens;
+    problem.head_dim = 64;
+    problem.pattern = make_pattern(Preset::longnet, segments, std::vector<std::int64_t>(segments.size(), 1), 1);
+    problem.documents = documents;
+    problem = resolve(problem);
+    return region_length(problem, make_plan(problem), stride);
+  };
+  EXPECT_EQ(length(16384, {2048, 4096}), 4096);
+  EXPECT_EQ(length(10000, {2048}), 2048);
+  EXPECT_EQ(length(10000, {2048, 3000}), 10000) << "segments that do not nest";
+  EXPECT_EQ(length(10000, {2048}, {0, 5000, 10000}), 10000) << "documents begin anywhere";
+  EXPECT_EQ(length(1 << 20, {16}), 64) << "not too many counters";
+  EXPECT_EQ(length(1 << 16, {160}, {}, 16), 1120) << "whole runs";
+  EXPECT_EQ(length(1000, {160}, {}, 160), 1000) << "no longer than the sequence";
+}
+
+// Runs of all regions have every row of every query head once, neighbours in the order of the sums.
+RC_GTEST_PROP(RegionsProperty, RunsHaveEveryRowOnce, ()) {
+  Problem problem = support::draw_dividing_problem(400);
+  const int stride = static_cast<int>(support::draw_between(1, 12));
+  const Regions regions = regions_of(problem, stride);
+  const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
+  const SumLayout layout(problem.tokens, stride, 1);
+  std::vector<int> taken(static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens), 0);
+  for (std::int64_t region = 0; region < regions.count; ++region)
+    for (int i = 0; i < regions.runs; ++i) {
+      const Run run(regions, sharers, problem.tokens, stride, region, i);
+      for (std::int64_t row = run.first; row < run.first + run.rows; ++row) {
+        const std::int64_t position = row * stride + run.residue;
+        RC_ASSERT(regions.index(run.batch, position, run.head / sharers) == region);
+        RC_ASSERT(run.row(layout) + row - run.first == layout.row(static_cast<int>(position)));
+        ++taken.at(static_cast<std::size_t>((run.batch * problem.heads + run.head) * problem.tokens + position));
+      }
+    }
+  RC_ASSERT(std::ranges::count(taken, 1) == std::ssize(taken));
+}
+
+// No int holds the positions of the row kernel's longest sequences.
+TEST(Regions, RunsOfVeryLongSequences) {
+  const std::int64_t tokens = (std::int64_t{1} << 33) + 5;
+  const Regions regions(tokens, tokens, 1, 1, 1, 1);
+  const cuda::Run last(regions, 1, tokens, 1, 0, regions.runs - 1);
+  EXPECT_EQ(last.first + last.rows, tokens);
+  EXPECT_EQ(last.rows, 5);
+}
+
 // Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
 TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   Problem problem;
@@ -165,18 +234,25 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   for (const Stretch& stretch : schedule.stretches) EXPECT_TRUE(stretch.longest_first);
 }
 
-RC_GTEST_PROP(SumLayoutProperty, PositionsComeBack, ()) {
-  const int tokens = static_cast<int>(support::draw_between(1, 400)),
-            stride = static_cast<int>(support::draw_between(1, 40));
-  const SumLayout layout(tokens, stride);
-  std::vector<int> taken(static_cast<std::size_t>(layout.rows), 0);
-  for (int position = 0; position < tokens; ++position) {
-    const int row = layout.row(position);
-    RC_ASSERT(layout.position(row) == position);
-    ++taken.at(static_cast<std::size_t>(row));
+// Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
+TEST(SumLayout, RowsFillLines) {
+  constexpr int kDim = 64;
+  for (const int pair : {1, 2, 4}) {
+    const SumLayout layout(96, 1, pair);
+    std::vector<int> taken(static_cast<std::size_t>(layout.rows * kDim / 16), 0);
+    for (int row = 0; row < layout.rows; ++row)
+      for (int column = 0; column < kDim; column += 16) {
+        const std::int64_t place = layout.place(row, kDim, column);
+        EXPECT_EQ(place % 16, 0);
+        ++taken.at(static_cast<std::size_t>(place / 16));
+      }
+    EXPECT_EQ(std::ranges::count(taken, 1), std::ssize(taken));
+    for (const int step : {1, 2, 4, 8}) {
+      std::set<std::int64_t> lines;
+      for (int i = 0; i < 8; ++i) lines.insert(layout.place(i * step, kDim, 0) / 32);
+      EXPECT_EQ(lines.size(), step <= pair ? 4u : 8u) << "pair " << pair << ", step " << step;
+    }
   }
-  for (int row = 0; row < layout.rows; ++row)
-    RC_ASSERT((layout.position(row) < tokens) == (taken[static_cast<std::size_t>(row)] == 1));
 }
 
 }  // namespace
