@@ -17,7 +17,7 @@ struct Parts {
 Parts carve(Carver& carver) {
   Parts parts{};
   parts.a = carver.take<double>("first", 3);
-  parts.b = carver.take<std::byte>("first", 65);
+  parts.b = carver.take<std::byte>("first", Carver::kAlignment + 1);
   parts.c = carver.take<float>("second", 16);
   carver.take<float>("third", 0);
   return parts;
@@ -30,8 +30,9 @@ TEST(Carver, MeasuresWithoutMemory) {
   EXPECT_EQ(parts.a, nullptr);
   EXPECT_EQ(parts.b, nullptr);
   EXPECT_EQ(parts.c, nullptr);
-  EXPECT_EQ(carver.used_bytes(), 64 + 128 + 64);
-  EXPECT_EQ(carver.components(), (std::vector<MemoryComponent>{{"first", 192}, {"second", 64}, {"third", 0}}));
+  constexpr std::int64_t kPart = Carver::kAlignment;
+  EXPECT_EQ(carver.used_bytes(), kPart + 2 * kPart + kPart);
+  EXPECT_EQ(carver.components(), (std::vector<MemoryComponent>{{"first", 3 * kPart}, {"second", kPart}, {"third", 0}}));
   EXPECT_EQ(total_bytes(carver.components()), carver.used_bytes());
 }
 
@@ -46,9 +47,9 @@ TEST(Carver, CarvesWhatItMeasured) {
   EXPECT_EQ(carver.components(), measure.components());
   EXPECT_EQ(reinterpret_cast<std::byte*>(parts.a), memory.span().data());
   EXPECT_EQ(parts.b, memory.span().data() + Carver::kAlignment);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(parts.c), memory.span().data() + 2 * Carver::kAlignment);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(parts.c), memory.span().data() + 3 * Carver::kAlignment);
   std::fill_n(parts.a, 3, 1.0);
-  std::fill_n(parts.b, 65, std::byte{2});
+  std::fill_n(parts.b, Carver::kAlignment + 1, std::byte{2});
   std::fill_n(parts.c, 16, 3.0f);
   EXPECT_TRUE(memory.guards_intact());
 }
