@@ -121,7 +121,7 @@ class ItemFinder {
       item.ends = head_ == end_;
       if (tile.total_blocks > 0 || (tile.is_last && (tile.rows > 0 || tile.step > 1))) return true;
       if (item.starts && g_.regions.ended != nullptr) {
-        ptx::wait_for_previous();
+        ptx::wait_for_previous();  // which clears the counters
         ptx::arrive_global(g_.regions.ended + region_of(g_.regions, tile, item.kv_head), 1);
       }
       if (tile.signal_set == kNoSet) continue;
@@ -394,7 +394,7 @@ class Closer {
 
   __device__ __forceinline__ void run() {
     Ring key;
-    ptx::wait_for_previous();
+    ptx::wait_for_previous();  // which clears the counters
     for (;; key.advance<C.kKeySlots>()) {
       ptx::mbarrier_wait_asleep(sh_.key_full(key.slot), key.parity);
       const GradientNote& note = sh_.notes[key.slot];
