@@ -71,7 +71,8 @@ struct Regions {
   }
 };
 
-// Rows [first, first + rows) of a residue modulo SumLayout::stride, of one head; row i is position i * stride + residue.
+// Rows [first, first + rows) of a residue modulo SumLayout::stride, of one head: row i is position
+// i * stride + residue.
 struct Run {
   std::int64_t batch = 0, first = 0;
   int head = 0, residue = 0, rows = 0;
