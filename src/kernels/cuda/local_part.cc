@@ -28,6 +28,13 @@ std::int64_t fresh_begin(const Problem& problem, const Span& document, const std
   return document.begin + std::min((within + unit - 1) / unit * unit, length);
 }
 
+// Whether the piece lies within one segment of the branch, at a place where its classes begin anew: to the piece's own
+// rows it is a segment that begins with them.
+bool spans(const annulus::Branch& branch, const Span& document, std::int64_t begin, std::int64_t end) {
+  const std::int64_t within = (begin - document.begin) % branch.segment;
+  return end <= document.end && end - begin <= branch.segment - within && within % branch.dilation == 0;
+}
+
 LocalPart make_part(const Problem& problem, const Plan& plan, const std::vector<int>& branches, std::int64_t begin,
                     std::int64_t end) {
   LocalPart part;
@@ -66,9 +73,13 @@ std::vector<LocalPart> find_local_parts(const Problem& problem, const Plan& plan
     std::vector<int> branches;
     for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b)
       if (has_all(plan, b, begin, end)) branches.push_back(b);
+    std::vector<int> ending;  // within the piece
+    for (const int b : branches)
+      if (!spans(problem.pattern.branches[static_cast<std::size_t>(b)], *document, begin, end)) ending.push_back(b);
     // The longest segments are the first to be left out, if they would leave little.
     while (!branches.empty()) {
-      const std::int64_t fresh = fresh_begin(problem, *document, branches, begin);
+      const bool all_begin = fresh_begin(problem, *document, ending, begin) == begin;
+      const std::int64_t fresh = all_begin ? begin : fresh_begin(problem, *document, branches, begin);
       if (fresh - begin <= (end - begin) / 2 && fresh < end) {
         LocalPart part = make_part(problem, plan, branches, fresh, end);
         part.piece = i;
@@ -76,8 +87,10 @@ std::vector<LocalPart> find_local_parts(const Problem& problem, const Plan& plan
         parts.push_back(std::move(part));
         break;
       }
-      branches.erase(std::ranges::max_element(
-          branches, {}, [&](int b) { return problem.pattern.branches[static_cast<std::size_t>(b)].segment; }));
+      const int longest = *std::ranges::max_element(
+          branches, {}, [&](int b) { return problem.pattern.branches[static_cast<std::size_t>(b)].segment; });
+      std::erase(branches, longest);
+      std::erase(ending, longest);
     }
   }
   return parts;

@@ -9,7 +9,9 @@
 
 namespace annulus::cuda {
 
-// Positions [begin, end) of a piece, where the segments of some branches begin afresh.
+// Positions [begin, end) of a piece, where the segments of some branches begin afresh. One that has the whole piece in
+// it may be among them: the piece's own rows meet as if it began and ended with them; what it has of others' rows is
+// left to meetings.
 struct LocalPart {
   std::size_t piece = 0;
   std::int64_t first_row = 0;  // of `begin`, in the rank's memory
