@@ -83,6 +83,28 @@ inline Problem draw_dividing_problem(std::int64_t max_tokens) {
   return resolve(problem);
 }
 
+// Segments and dilations that grow together, as patterns of several branches have them: a tile's branches have keys in
+// common. Now and then a segment that does not nest.
+inline Problem draw_nested_problem(std::int64_t max_tokens) {
+  Problem problem = draw_problem(max_tokens, 4);
+  std::int64_t segment = draw_between(1, 40), dilation = *rc::gen::element(1, 1, 2, 3);
+  problem.pattern.branches.resize(static_cast<std::size_t>(draw_between(2, 6)));
+  for (Branch& branch : problem.pattern.branches) {
+    branch = {};
+    branch.segment = segment;
+    branch.dilation = std::min(dilation, segment);
+    segment = segment * draw_between(1, 4) + (draw_between(0, 7) == 0 ? 1 : 0);
+    if (dilation < 64) dilation *= *rc::gen::element(1, 2, 2, 4);
+    if (problem.pattern.phase == Phase::table)
+      for (std::int64_t head = 0; head < problem.heads; ++head)
+        branch.classes.push_back(draw_between(0, branch.dilation - 1));
+  }
+  std::swap(
+      problem.pattern.branches.front(),
+      problem.pattern.branches[static_cast<std::size_t>(draw_between(0, std::ssize(problem.pattern.branches) - 1))]);
+  return resolve(problem);
+}
+
 inline Way draw_way() {
   Way way;
   way.options.threads = static_cast<int>(draw_between(1, 4));

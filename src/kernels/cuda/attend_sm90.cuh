@@ -17,12 +17,14 @@
 // by row (attend_rows.cu).
 #pragma once
 
+#include "kernels/cuda/counts_sm90.cuh"
 #include "kernels/cuda/produce_sm90.cuh"
 #include "kernels/cuda/wgmma_sm90.cuh"
 
 namespace annulus::cuda::sm90 {
 
-template <Sm90Config C, class T>
+// With kCounts keys may be those of several branches.
+template <Sm90Config C, class T, bool kCounts>
 __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int group, int thread) {
   constexpr int kScores = C.key_rows / 2;
   constexpr int kOut = C.head_dim / 2;
@@ -32,6 +34,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
   const float scale = launch.scale_log2;
   float s[kScores], o[kOut], fix[2];
   float m[2] = {}, l[2] = {};  // l: of this thread's columns
+  Counts<kCounts> counts;
   std::uint32_t prob[C.key_rows / 4];
   bool rescale = false;
   Ring query, record, key, value;
@@ -101,12 +104,11 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
       }
     }
     float part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-    const float offset[2] = {m[0] * scale, m[1] * scale};
+    const auto offset = counts.less(m[0] * scale, m[1] * scale);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      const int r = (i >> 1) & 1;
-      s[i] = ptx::exp2_approx(fmaf(s[i], scale, -offset[r]));
-      part[r][i & 1] += s[i];
+      s[i] = ptx::exp2_approx(fmaf(s[i], scale, offset.of(i)));
+      part[(i >> 1) & 1][i & 1] += s[i];
     }
     l[0] += part[0][0] + part[0][1];
     l[1] += part[1][0] + part[1][1];
@@ -182,6 +184,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
         limit[1] = min(limit[1], first + part.step * (row + 8));
       }
       clear_blocks = (lowest + 1) / C.key_rows;
+      counts.take(launch.tiling, tile, part, lane);
     };
     const auto mask = [&]() __attribute__((always_inline)) {
       if (n < clear_blocks) return;
@@ -314,7 +317,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
 }
 
 // By number: nvcc 13.0 writes stubs that do not compile for kernels with an argument of class type in a namespace.
-template <int kConfig, class T>
+template <int kConfig, class T, bool kCounts>
 __global__ void __launch_bounds__(kSm90Configs[kConfig].threads(), 1) forward(const __grid_constant__ Params p) {
   constexpr Sm90Config C = kSm90Configs[kConfig];
   extern __shared__ std::uint8_t raw[];
@@ -345,7 +348,7 @@ __global__ void __launch_bounds__(kSm90Configs[kConfig].threads(), 1) forward(co
     }
   } else {
     ptx::registers_up<C.consumer_registers>();
-    attend<C, T>(p, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
+    attend<C, T, kCounts>(p, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
   }
 }
 

@@ -108,6 +108,7 @@ struct Backward::Impl {
   bool detached() const {
     return problem.pattern.gradient == Gradient::detached && problem.pattern.branches.size() > 1;
   }
+  bool folds() const { return !detached(); }  // eq. 8 has a Delta for each branch
   std::int64_t delta_count() const {
     return detached() ? static_cast<std::int64_t>(problem.pattern.branches.size()) : 1;
   }
@@ -145,11 +146,13 @@ struct Backward::Impl {
   void add_sm90(const Plan& plan, const BackwardOptions& options) {
     Tiled choice{"sm90", !options.deterministic, delta_passes(), {}};
     if (options.deterministic) {
-      const ScheduleRules rules = rules_for(sm90::dq_tile_shape(problem), sm90::gradient_arrivals(), 1, options);
+      ScheduleRules rules = rules_for(sm90::dq_tile_shape(problem), sm90::gradient_arrivals(), 1, options);
+      rules.folds = folds();
       choice.passes.emplace_back(mma::Part::dq, 0, 1, sm90::prepare_dq(problem) * device.multiprocessors,
                                  make_schedule(problem, plan, rules));
     }
-    const ScheduleRules rules = rules_for(sm90::gradient_tile_shape(problem), sm90::gradient_arrivals(), 2, options);
+    ScheduleRules rules = rules_for(sm90::gradient_tile_shape(problem), sm90::gradient_arrivals(), 2, options);
+    rules.folds = folds();
     choice.passes.emplace_back(mma::Part::dk_dv, 0, 2, sm90::prepare_gradient(problem) * device.multiprocessors,
                                make_key_schedule(problem, plan, rules));
     if (choice.adds_dq) add_regions(plan, choice.passes.back());

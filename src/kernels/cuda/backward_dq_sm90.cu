@@ -13,26 +13,29 @@ constexpr int dq_index(std::int64_t head_dim, bool causal) {
   return -1;
 }
 
-// Calls f.operator()<kConfig, T>() for the kernel of a problem.
+// Calls f.operator()<kConfig, T, kCounts>() for the kernel of a problem.
 template <class T, class F>
-void with_dq_config(int config, F f) {
+void with_dq_config(int config, bool counts, F f) {
+  const auto call = [&]<int kConfig>() {
+    counts ? f.template operator()<kConfig, T, true>() : f.template operator()<kConfig, T, false>();
+  };
   switch (config) {
     case 0:
-      return f.template operator()<0, T>();
+      return call.template operator()<0>();
     case 1:
-      return f.template operator()<1, T>();
+      return call.template operator()<1>();
     case 2:
-      return f.template operator()<2, T>();
+      return call.template operator()<2>();
     default:
-      return f.template operator()<3, T>();
+      return call.template operator()<3>();
   }
 }
 static_assert(std::size(kSm90DqConfigs) == 4);
 template <class F>
-void with_dq_kernel(DType dtype, std::int64_t head_dim, bool causal, F f) {
+void with_dq_kernel(DType dtype, std::int64_t head_dim, bool causal, bool counts, F f) {
   const int config = dq_index(head_dim, causal);
-  if (dtype == DType::fp16) return with_dq_config<__half>(config, f);
-  with_dq_config<__nv_bfloat16>(config, f);
+  if (dtype == DType::fp16) return with_dq_config<__half>(config, counts, f);
+  with_dq_config<__nv_bfloat16>(config, counts, f);
 }
 
 DqParams make_dq_params(const GradientLaunch& g, const LaunchShape& shape, int key_rows) {
@@ -60,25 +63,27 @@ TileShape dq_tile_shape(const Problem& problem) {
 }
 
 int prepare_dq(const Problem& problem) {
-  with_dq_kernel(problem.dtype, problem.head_dim, problem.causal, [&]<int kConfig, class T>() {
-    check(cudaFuncSetAttribute(dq_alone<kConfig, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kSm90DqConfigs[kConfig].shared_bytes()),
-          "raise the shared memory of the kernel `sm90`");
-  });
+  for (const bool counts : {false, true})
+    with_dq_kernel(problem.dtype, problem.head_dim, problem.causal, counts, [&]<int kConfig, class T, bool kCounts>() {
+      check(cudaFuncSetAttribute(dq_alone<kConfig, T, kCounts>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kSm90DqConfigs[kConfig].shared_bytes()),
+            "raise the shared memory of the kernel `sm90`");
+    });
   return 1;
 }
 
 void launch_dq(const GradientLaunch& g, const LaunchShape& shape, cudaStream_t stream) {
-  with_dq_kernel(shape.dtype, g.common.head_dim, g.causal, [&]<int kConfig, class T>() {
-    constexpr Sm90DqConfig kC = kSm90DqConfigs[kConfig];
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, g.common.tile_count));
-    config.blockDim = kGradientThreads;
-    config.dynamicSmemBytes = kC.shared_bytes();
-    config.stream = stream;
-    check(cudaLaunchKernelEx(&config, dq_alone<kConfig, T>, make_dq_params(g, shape, kC.key_rows)),
-          "start the kernel `sm90`");
-  });
+  with_dq_kernel(
+      shape.dtype, g.common.head_dim, g.causal, g.common.tiling.folds, [&]<int kConfig, class T, bool kCounts>() {
+        constexpr Sm90DqConfig kC = kSm90DqConfigs[kConfig];
+        cudaLaunchConfig_t config{};
+        config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, g.common.tile_count));
+        config.blockDim = kGradientThreads;
+        config.dynamicSmemBytes = kC.shared_bytes();
+        config.stream = stream;
+        check(cudaLaunchKernelEx(&config, dq_alone<kConfig, T, kCounts>, make_dq_params(g, shape, kC.key_rows)),
+              "start the kernel `sm90`");
+      });
 }
 
 }  // namespace annulus::cuda::sm90

@@ -159,7 +159,7 @@ __device__ __forceinline__ void round_sums(const GradientLaunch& g, const Run& r
 template <class T, int kDim>
 __device__ __forceinline__ void round_ended(const GradientLaunch& g, int lane) {
   const Regions& regions = g.regions;
-  if (ptx::load_acquire(&g.common.control->started) < gridDim.x) return;
+  if (!__all_sync(kAllLanes, ptx::load_acquire(&g.common.control->started) >= gridDim.x)) return;
   for (;;) {
     unsigned long long next = 0;
     if (lane == 0) next = atomicAdd(&g.common.control->next_run, 1ull);

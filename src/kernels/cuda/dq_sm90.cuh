@@ -9,6 +9,7 @@
 //   producer, warps 1, 2   store dQ of one consumer each, clear rows that nothing covers; warp 1 finds the next tile
 #pragma once
 
+#include "kernels/cuda/counts_sm90.cuh"
 #include "kernels/cuda/gradient_tiles_sm90.h"
 #include "kernels/cuda/produce_sm90.cuh"
 #include "kernels/cuda/wgmma_gradient_sm90.cuh"
@@ -189,7 +190,7 @@ __device__ __forceinline__ void store_dq(const DqParams& p, const DqShared<C>& s
 
 // ---- Consumers
 
-template <Sm90DqConfig C, class T>
+template <Sm90DqConfig C, class T, bool kCounts>
 __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShared<C>& sh, int group, int thread) {
   constexpr int kScores = C.key_rows / 2, kOut = C.head_dim / 2;
   const Launch& launch = g.common;
@@ -285,6 +286,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
     }
     // The key blocks of all branches are one stream.
     int b = -1, n = 0, blocks = 0, clear_blocks = 0, limit[2] = {0, 0};
+    Counts<kCounts> counts;
     const auto next_block = [&]() __attribute__((always_inline)) {
       if (++n < blocks) return;
       const TileBranch& part = tile.branches[++b];
@@ -299,6 +301,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
         limit[1] = min(limit[1], first + part.step * (row + 8));
       }
       clear_blocks = (lowest + 1) / C.key_rows;
+      counts.take(launch.tiling, tile, part, lane);
 #pragma unroll
       for (int r = 0; r < 2; ++r) delta[r] = __ldg(g.delta + g.delta_offset[part.branch] + number[r]);
     };
@@ -310,8 +313,9 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
         for (int i = 0; i < kScores; ++i)
           if (column + 8 * (i / 4) + (i & 1) > limit[(i >> 1) & 1]) s[i] = -INFINITY;
       }
+      const auto offset = counts.less(lse[0], lse[1]);
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], scale, -lse[(i >> 1) & 1]));
+      for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], scale, offset.of(i)));
     };
     const auto make_ds = [&]() __attribute__((always_inline)) {
       ptx::pin(x);
@@ -420,7 +424,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
   }
 }
 
-template <int kConfig, class T>
+template <int kConfig, class T, bool kCounts>
 __global__ void __launch_bounds__(kGradientThreads, 1) dq_alone(const __grid_constant__ DqParams p) {
   constexpr Sm90DqConfig C = kSm90DqConfigs[kConfig];
   extern __shared__ std::uint8_t raw[];
@@ -453,7 +457,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) dq_alone(const __grid_con
     }
   } else {
     ptx::registers_up<kGradientConsumerRegisters>();
-    consume_dq<C, T>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
+    consume_dq<C, T, kCounts>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
   }
 }
 

@@ -337,6 +337,9 @@ class Clerk {
     const std::int64_t at = head * g_.number_rows + row + static_cast<std::int64_t>(step) * lane_;
     const float* lse_of = g_.ordered_lse + at;
     const float* delta_of = g_.ordered_delta + g_.delta_offset[part.branch] + at;
+    static_assert(C.query_rows % kCountPeriod == 0 && 32 % kCountPeriod == 0);  // so a lane's queries count alike
+    const float count = static_cast<float>(key_count(g_.common.tiling, tile, part, first + lane_));
+    const float less = log2f(count) / g_.common.scale_log2;  // of LSE: the weight is as many times as large
     for (int n = part.blocks; n > 0; --n) {
       const int rows = part.keys - first;
       float lse[kNumbers], delta[kNumbers];
@@ -344,7 +347,7 @@ class Clerk {
       for (int i = 0; i < kNumbers; ++i) {  // a row of some other group has weight 0
         const bool there = lane_ + 32 * i < rows;
         // Not read-only: the kernel before may write them while this one runs.
-        lse[i] = there ? __ldcg(lse_of + 32 * i * static_cast<std::int64_t>(step)) * unscale_ : kNoWeight;
+        lse[i] = there ? __ldcg(lse_of + 32 * i * static_cast<std::int64_t>(step)) * unscale_ - less : kNoWeight;
         delta[i] = there ? __ldcg(delta_of + 32 * i * static_cast<std::int64_t>(step)) : 0.0f;
       }
       ptx::mbarrier_wait_asleep(sh_.number_empty(slot_.slot), slot_.parity ^ 1);

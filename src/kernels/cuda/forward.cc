@@ -131,6 +131,7 @@ struct Forward::Impl {
     rules.shape = shape;
     rules.arrivals = arrivals;
     rules.forced_sweeps = options.sweeps;
+    rules.folds = kernel == std::string_view("sm90");
     tiled.emplace_back(kernel, blocks * device.multiprocessors, make_schedule(problem, plan, rules));
   }
 

@@ -78,26 +78,29 @@ constexpr int config_index(std::int64_t head_dim, bool causal) {
   return -1;
 }
 
-// Calls f.operator()<kConfig, T>() for the kernel of a problem.
+// Calls f.operator()<kConfig, T, kCounts>() for the kernel of a problem.
 template <class T, class F>
-void with_config(int config, F f) {
+void with_config(int config, bool counts, F f) {
+  const auto call = [&]<int kConfig>() {
+    counts ? f.template operator()<kConfig, T, true>() : f.template operator()<kConfig, T, false>();
+  };
   switch (config) {
     case 0:
-      return f.template operator()<0, T>();
+      return call.template operator()<0>();
     case 1:
-      return f.template operator()<1, T>();
+      return call.template operator()<1>();
     case 2:
-      return f.template operator()<2, T>();
+      return call.template operator()<2>();
     default:
-      return f.template operator()<3, T>();
+      return call.template operator()<3>();
   }
 }
 static_assert(std::size(kSm90Configs) == 4);
 template <class F>
-void with_kernel(DType dtype, std::int64_t head_dim, bool causal, F f) {
+void with_kernel(DType dtype, std::int64_t head_dim, bool causal, bool counts, F f) {
   const int config = config_index(head_dim, causal);
-  if (dtype == DType::fp16) return with_config<__half>(config, f);
-  with_config<__nv_bfloat16>(config, f);
+  if (dtype == DType::fp16) return with_config<__half>(config, counts, f);
+  with_config<__nv_bfloat16>(config, counts, f);
 }
 
 Params make_params(const Launch& launch, const LaunchShape& shape, int key_rows) {
@@ -142,25 +145,28 @@ bool can_address(const Launch& launch, const LaunchShape& shape) {
 }
 
 int prepare(const Problem& problem) {
-  with_kernel(problem.dtype, problem.head_dim, problem.causal, [&]<int kConfig, class T>() {
-    check(cudaFuncSetAttribute(forward<kConfig, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kSm90Configs[kConfig].shared_bytes()),
-          "raise the shared memory of the kernel `sm90`");
-  });
+  for (const bool counts : {false, true})
+    with_kernel(problem.dtype, problem.head_dim, problem.causal, counts, [&]<int kConfig, class T, bool kCounts>() {
+      check(cudaFuncSetAttribute(forward<kConfig, T, kCounts>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kSm90Configs[kConfig].shared_bytes()),
+            "raise the shared memory of the kernel `sm90`");
+    });
   return 1;
 }
 
 void launch(const Launch& launch, const LaunchShape& shape, cudaStream_t stream) {
-  with_kernel(shape.dtype, launch.head_dim, launch.tiling.causal, [&]<int kConfig, class T>() {
-    constexpr Sm90Config kC = kSm90Configs[kConfig];
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, launch.tile_count));
-    config.blockDim = kC.threads();
-    config.dynamicSmemBytes = kC.shared_bytes();
-    config.stream = stream;
-    check(cudaLaunchKernelEx(&config, forward<kConfig, T>, make_params(launch, shape, kC.key_rows)),
-          "start the kernel `sm90`");
-  });
+  with_kernel(shape.dtype, launch.head_dim, launch.tiling.causal, launch.tiling.folds,
+              [&]<int kConfig, class T, bool kCounts>() {
+                constexpr Sm90Config kC = kSm90Configs[kConfig];
+                cudaLaunchConfig_t config{};
+                config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(shape.blocks, launch.tile_count));
+                config.blockDim = kC.threads();
+                config.dynamicSmemBytes = kC.shared_bytes();
+                config.stream = stream;
+                check(
+                    cudaLaunchKernelEx(&config, forward<kConfig, T, kCounts>, make_params(launch, shape, kC.key_rows)),
+                    "start the kernel `sm90`");
+              });
 }
 
 }  // namespace annulus::cuda::sm90

@@ -57,11 +57,13 @@ struct FusedPart::Impl {
     rules.kept_first = part.first_row;
     rules.shape = sm90::tile_shape(part.problem);
     rules.arrivals = sm90::arrivals(part.problem);
+    rules.folds = true;
     queries.emplace(make_schedule(part.problem, part.plan, rules),
                     sm90::prepare(part.problem) * device.multiprocessors);
     if (!with_backward || !sm90::takes_gradient(part.problem, device)) return;
     rules.shape = sm90::gradient_tile_shape(part.problem);
     rules.arrivals = sm90::gradient_arrivals();
+    rules.folds = part.problem.pattern.gradient == Gradient::exact;  // eq. 8 has a Delta for each branch
     keys.emplace(make_key_schedule(part.problem, part.plan, rules),
                  sm90::prepare_gradient(part.problem) * device.multiprocessors);
   }

@@ -140,17 +140,11 @@ ANNULUS_HOST_DEVICE int first_block(const TileBranch& part, bool causal, int row
 // The branches of a tile of keys as one query head has them.
 ANNULUS_HOST_DEVICE void take_head(const Tiling& tiling, const Stretch& stretch, bool causal, int head, Tile& tile) {
   tile.head = head;
+  gather_parts(tiling, stretch, tile.position - stretch.document_begin, causal ? Sight::behind : Sight::all, tile);
   tile.total_blocks = 0;
-  tile.branch_count = 0;
-  if (tile.rows == 0) return;
-  const Sweep sweep = tiling.sweeps[tile.sweep];
-  int zero_keys = 0;
-  for (int b = 0; b < sweep.branch_count; ++b) {
-    TileBranch part =
-        locate_branch(tiling, stretch, tile, tile.position - stretch.document_begin, sweep.first_branch + b, zero_keys);
-    if (part.blocks == 0) continue;
+  for (int b = 0; b < tile.branch_count; ++b) {
+    TileBranch& part = tile.branches[b];
     part.blocks -= first_block(part, causal, tiling.shape.key_rows);
-    tile.branches[tile.branch_count++] = part;
     tile.total_blocks += part.blocks;
   }
 }

@@ -1,9 +1,9 @@
 #include "kernels/cuda/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <numeric>
-#include <ranges>
 #include <stdexcept>
 
 #include "plan/phase.h"
@@ -41,6 +41,7 @@ class Maker {
       BranchShape shape;
       shape.segment = to_int(std::min(branch.segment, std::max<std::int64_t>(problem.tokens, 1)));
       shape.dilation = to_int(std::min<std::int64_t>(branch.dilation, shape.segment));
+      shape.twos = std::countr_zero(static_cast<unsigned>(shape.dilation));
       shape.padded_segment = problem.pattern.pad_like_torchscale && !problem.causal ? to_int(branch.segment) : 0;
       shapes_.push_back(shape);
     }
@@ -121,6 +122,20 @@ class Maker {
     return cells;
   }
 
+  // Positions of a branch's segment that a tile leaves out, since a denser branch of the sweep has its keys there. With
+  // one class a head, only dilation 1 is sure to cover what another branch does.
+  double left_out(const std::vector<int>& group, int branch) const {
+    const bool every = problem_.pattern.phase == Phase::every;
+    int longest = 0;
+    for (const int b : group) {
+      const bool is_denser = shape(b).dilation < shape(branch).dilation && (every || shape(b).dilation == 1);
+      if (rules_.folds && is_denser && shape(b).segment <= shape(branch).segment &&
+          has_keys_of(shape(b), shape(branch)))
+        longest = std::max(longest, shape(b).segment);
+    }
+    return longest;
+  }
+
   // Pairs that the matrix units see for each position and head, with what the tiles cost beside them.
   double cost(const std::vector<int>& group, bool stores_state) const {
     const Grid grid = grid_of(group);
@@ -143,9 +158,10 @@ class Maker {
         const double span =
             static_cast<double>(std::min<std::int64_t>(std::int64_t{rules_.shape.query_rows} * grid.stride, cell)) /
             dilation;
-        const double seen = problem_.causal
-                                ? (keys + span + rules_.shape.key_rows) / 2
-                                : static_cast<double>(up(static_cast<std::int64_t>(keys), rules_.shape.key_rows));
+        const double folded = left_out(group, b) / dilation;
+        const double seen =
+            problem_.causal ? (keys - folded + (folded > 0 ? 0 : span) + rules_.shape.key_rows) / 2
+                            : static_cast<double>(up(static_cast<std::int64_t>(keys - folded), rules_.shape.key_rows));
         sum += computed * seen * residues / (every ? 1 : dilation);
       }
       sum += kTileKeys * static_cast<double>(tile_rows) * residues * covered;
@@ -194,6 +210,7 @@ class Maker {
     tiling.shape = rules_.shape;
     tiling.heads = static_cast<int>(problem_.heads);
     tiling.causal = problem_.causal;
+    tiling.folds = rules_.folds && std::ranges::any_of(grouping, [](const auto& group) { return group.size() > 1; });
     schedule_.sweep_count = static_cast<int>(grouping.size());
     for (std::size_t i = 0; i < grouping.size(); ++i) {
       Sweep& sweep = tiling.sweeps[i];
@@ -207,7 +224,9 @@ class Maker {
       sweep.stride = grids_.back().stride;
       sweep.cell = grids_.back().cell;
       // Dense branches first: tiles of a cell that begin together then read the same rows, which are in the cache.
-      for (const int b : std::views::reverse(grouping[i])) {
+      std::vector<int> dense_first = grouping[i];
+      std::ranges::stable_sort(dense_first, {}, [&](int b) { return std::pair(shape(b).dilation, shape(b).segment); });
+      for (const int b : dense_first) {
         tiling.branches[tiling.branch_count++] = shape(b);
         schedule_.branch_order.push_back(b);
         for (std::int64_t head = 0; head < problem_.heads; ++head) schedule_.classes.push_back(class_of(b, head));

@@ -32,6 +32,7 @@ struct Schedule {
 struct ScheduleRules {
   TileShape shape;
   int arrivals = 1;                             // signals of one tile
+  bool folds = false;                           // the kernel can count a key several times
   std::int64_t state_bytes = 256ll << 20;       // aimed at; one head of one document is always there
   std::vector<std::vector<int>> forced_sweeps;  // for tests: branches of the problem, sweep by sweep
   // State of all rows stays in memory, [batch, heads, kept_rows], positions from kept_first on: every sweep goes on

@@ -6,6 +6,11 @@
 // branch of the sweep (eq. 1 and 2): such queries make a tile, and no row of a tile ever needs keys that another row
 // must not see, but for the causal edge.
 //
+// A key may be one of several branches: segments of 2048 at dilation 1 have half of what segments of 4096 at dilation 2
+// see. A softmax over all branches has such a key several times, with the same logit; a tile meets it once and counts
+// it as often (`Tiling::folds`). Branch by branch, sparser ones leave out the segment of the one before and have their
+// keys in it counted there: see gather_parts and key_count.
+//
 // A stretch is a run of tiles that are found by division: cells of equal length, in some heads and batches.
 #pragma once
 
@@ -24,6 +29,7 @@ inline constexpr int kMaxBranches = 16;      // tensor maps of all branches trav
 inline constexpr int kNoClass = -1;          // the head takes no part in the branch
 inline constexpr int kEveryClass = -2;       // a query sees the keys of its own class, whichever that is
 inline constexpr int kNoSet = -1;
+inline constexpr int kCountPeriod = 16;  // how often keys count repeats after so many; blocks have a multiple of it
 
 struct TileShape {
   int query_rows = 0;
@@ -35,6 +41,7 @@ struct BranchShape {
   int segment = 0;
   int dilation = 1;
   int padded_segment = 0;  // pad_like_torchscale: w as it was given, or INT_MAX; 0: no padding
+  int twos = 0;            // that divide the dilation
 };
 
 struct Sweep {
@@ -89,16 +96,18 @@ struct Tiling {
   int heads = 0;
   int branch_count = 0;
   bool causal = false;
+  bool folds = false;                     // keys of several branches are met once
   const std::int32_t* classes = nullptr;  // [branch, head]
   const std::int32_t* anchors = nullptr;  // [sweep, head]: the first residue that is walked, below step
 };
 
-// One branch of a tile. Query row i sees the keys [0, keys), and of those, when causal, [0, first + step * i].
+// One branch of a tile, or a part of it. Query row i sees the keys [0, keys), and of those, when causal,
+// [0, first + step * i].
 struct TileBranch {
   int branch = 0;
   int blocks = 0;     // of keys
-  int keys = 0;       // of the group
-  int first = 0;      // the key at the place of query row 0
+  int keys = 0;       // of the group, or of the part
+  int first = 0;      // the key at the place of query row 0; of a part, it may lie outside
   int step = 1;       // keys from one query row to the next
   int key_begin = 0;  // position of key 0; the next ones follow at the branch's dilation
 };
@@ -109,12 +118,13 @@ struct Tile {
   int step = 1;
   bool continues = false;
   bool is_last = false;
+  std::uint8_t folded = 0;  // bit b: branch b of the sweep is one of those whose common keys are met once
   int batch = 0;
   int head = 0;
   int rows = 0;      // queries; may be 0 where there is only something to clear
   int position = 0;  // of the first query; the next ones follow at the stride
   int total_blocks = 0;
-  int branch_count = 0;   // that cover the tile
+  int branch_count = 0;   // that cover the tile, some of them in two parts
   int zero_keys = 0;      // keys with logit 0 and value 0 (pad_like_torchscale)
   int clear_begin = 0;    // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
   int cell_end = 0;       // as far as that lies before cell_end
@@ -153,6 +163,88 @@ ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch
     zero_keys += filled > result.keys ? filled - result.keys : 0;
   }
   return result;
+}
+
+// Whether every key of a sparser branch that lies in the segment of a denser one is one of its keys too, and how often
+// keys count repeats soon. (Of a tile that both cover, so that they have one class.)
+ANNULUS_HOST_DEVICE bool has_keys_of(const BranchShape& dense, const BranchShape& sparse) {
+  const int shift = sparse.twos - dense.twos;
+  return shift >= 0 && 1 << shift <= kCountPeriod && dense.dilation << shift == sparse.dilation;
+}
+
+// Which keys outside a tile's cell its rows see: all, or when causal those before (tiles of queries) or behind it
+// (tiles of keys, which meet queries).
+enum class Sight { all, before, behind };
+
+// The parts of a tile. Among the branches that cover it, some are a chain: each one's segment has that of the one
+// before in it, and its keys there are some of the other's. Such a branch leaves those out, and has one part before and
+// one behind them.
+ANNULUS_HOST_DEVICE void gather_parts(const Tiling& tiling, const Stretch& stretch, int at, Sight sight, Tile& tile) {
+  tile.total_blocks = 0;
+  tile.branch_count = 0;
+  tile.zero_keys = 0;
+  tile.folded = 0;
+  if (tile.rows == 0) return;
+  const Sweep sweep = tiling.sweeps[tile.sweep];
+  const auto push = [&tile](const TileBranch& part) {
+    tile.branches[tile.branch_count++] = part;
+    tile.total_blocks += part.blocks;
+  };
+  int densest = 0, sparsest = 0;  // of the chain,
+  int begin = 0, end = 0;         // and the segment of its last branch
+  for (int i = 0; i < sweep.branch_count; ++i) {
+    const int branch = sweep.first_branch + i;
+    const TileBranch whole = locate_branch(tiling, stretch, tile, at, branch, tile.zero_keys);
+    if (whole.blocks == 0) continue;
+    const BranchShape shape = tiling.branches[branch];
+    const int own_begin = at / shape.segment * shape.segment;
+    const int own_end = own_begin + at_most(shape.segment, stretch.document_length - own_begin);
+    const bool starts = tiling.folds && tile.folded == 0;
+    const bool follows = tile.folded != 0 && own_begin <= begin && end <= own_end &&
+                         tiling.branches[sparsest].dilation <= shape.dilation &&
+                         has_keys_of(tiling.branches[densest], shape) &&
+                         tile.branch_count + 1 + sweep.branch_count - i <= kMaxSweepBranches;  // room for two parts
+    if (!follows) push(whole);
+    if (!starts && !follows) continue;
+    if (follows) {
+      const int first_key = whole.key_begin - stretch.document_begin;
+      const int left_out = first_key < begin ? divide_up(begin - first_key, shape.dilation) : 0;
+      const int resumed = first_key < end ? divide_up(end - first_key, shape.dilation) : 0;
+      TileBranch part = whole;
+      part.keys = left_out;
+      part.blocks = divide_up(left_out, tiling.shape.key_rows);
+      if (part.keys > 0 && sight != Sight::behind) push(part);
+      part.keys = whole.keys - resumed;
+      part.blocks = divide_up(part.keys, tiling.shape.key_rows);
+      part.first = whole.first - resumed;
+      part.key_begin = whole.key_begin + resumed * shape.dilation;
+      if (part.keys > 0 && sight != Sight::before) push(part);
+    } else {
+      densest = branch;
+    }
+    tile.folded = static_cast<std::uint8_t>(tile.folded | 1u << i);
+    sparsest = branch;
+    begin = own_begin;
+    end = own_end;
+  }
+  if (sight == Sight::before && tile.branch_count > 1) {  // last comes what has a causal edge: see attend_sm90.cuh
+    const TileBranch first = tile.branches[0];
+    tile.branches[0] = tile.branches[tile.branch_count - 1];
+    tile.branches[tile.branch_count - 1] = first;
+  }
+}
+
+// How often a key of a part counts: once for the part's own branch, and once for each sparser one of the chain that has
+// it. The same kCountPeriod keys further.
+ANNULUS_HOST_DEVICE int key_count(const Tiling& tiling, const Tile& tile, const TileBranch& part, int key) {
+  const int first_branch = tiling.sweeps[tile.sweep].first_branch, own = part.branch - first_branch;
+  int count = 1;
+  if ((tile.folded >> own & 1) == 0) return count;
+  for (int i = own + 1; tile.folded >> i != 0; ++i) {
+    const int shift = tiling.branches[first_branch + i].twos - tiling.branches[part.branch].twos;
+    if ((tile.folded >> i & 1) != 0 && ((key - part.first) & ((1 << shift) - 1)) == 0) ++count;
+  }
+  return count;
 }
 
 // Tile `index` of a stretch.
@@ -197,16 +289,7 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   tile.cell_end = stretch.document_begin + cell_begin + cell_length;
   tile.state_row = stretch.state_row + static_cast<std::int64_t>(tile.head - stretch.first_head) * stretch.state_span +
                    (tile.position - stretch.state_position);
-  tile.total_blocks = 0;
-  tile.branch_count = 0;
-  tile.zero_keys = 0;
-  if (tile.rows == 0) return;
-  for (int b = 0; b < sweep.branch_count; ++b) {
-    const TileBranch part = locate_branch(tiling, stretch, tile, at, sweep.first_branch + b, tile.zero_keys);
-    if (part.blocks == 0) continue;
-    tile.branches[tile.branch_count++] = part;
-    tile.total_blocks += part.blocks;
-  }
+  gather_parts(tiling, stretch, at, tiling.causal ? Sight::before : Sight::all, tile);
 }
 
 // Neither rows to attend nor rows to clear.
