@@ -20,6 +20,11 @@ from ._courier import Courier, timeout_on
 from ._handles import MOST_HANDLES, RankHandle, Sizes, make_rank, wants_determinism
 from ._spec import Spec, check_choice
 
+if dist.is_available():
+    # Its functions have the world's group for a default, as that is when they are defined. torch imports them when a
+    # custom operator first runs, and would keep a group to the end of Python, whose threads may take the process down.
+    import torch.distributed.nn.functional  # noqa: F401
+
 LONGEST_NCCL_SECONDS = 60  # without a byte; a killed rank is noticed in a quarter of it
 
 

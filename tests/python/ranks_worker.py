@@ -3,6 +3,7 @@ every rank, and compared."""
 
 import copy
 import datetime
+import gc
 import io
 import os
 import signal
@@ -391,7 +392,10 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     globals()[sys.argv[1]](dist.group.WORLD, rank, ranks)
     print(f"rank {rank}: done", flush=True)
+    world = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
+    gc.collect()
+    assert world() is None, "threads of gloo's that outlive their group may take the process down when Python ends"
 
 
 if __name__ == "__main__":
