@@ -109,7 +109,7 @@ class ItemFinder {
         at_ = find_stretch(launch.stretches, launch.stretch_count, index_, at_);
       }
       const Stretch& stretch = launch.stretches[at_];
-      locate(launch.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
+      place(launch.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
       item.kv_head = tile.head;
       item.done = false;
       if (item.starts) {

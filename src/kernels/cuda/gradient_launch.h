@@ -137,10 +137,10 @@ ANNULUS_HOST_DEVICE int first_block(const TileBranch& part, bool causal, int row
   return first_met_block(causal, part.first, rows);
 }
 
-// The branches of a tile of keys as one query head has them.
+// The parts of a tile of keys as one query head has them.
 ANNULUS_HOST_DEVICE void take_head(const Tiling& tiling, const Stretch& stretch, bool causal, int head, Tile& tile) {
   tile.head = head;
-  gather_parts(tiling, stretch, tile.position - stretch.document_begin, causal ? Sight::behind : Sight::all, tile);
+  gather_parts(tiling, stretch, causal ? Sight::behind : Sight::all, tile);
   tile.total_blocks = 0;
   for (int b = 0; b < tile.branch_count; ++b) {
     TileBranch& part = tile.branches[b];

@@ -122,6 +122,14 @@ class Maker {
     return cells;
   }
 
+  // Whether segments of a branch have those of a denser one in them, and its keys there are some of the other's for
+  // every query that both cover: then they have one class there. Dilations are such that counts repeat soon.
+  bool follows(const BranchShape& branch, const BranchShape& denser) const {
+    const int shift = branch.twos - denser.twos;
+    return shift >= 0 && 1 << shift <= kCountPeriod && denser.dilation << shift == branch.dilation &&
+           (branch.segment % denser.segment == 0 || branch.segment == problem_.tokens);
+  }
+
   // Positions of a branch's segment that a tile leaves out, since a denser branch of the sweep has its keys there. With
   // one class a head, only dilation 1 is sure to cover what another branch does.
   double left_out(const std::vector<int>& group, int branch) const {
@@ -129,9 +137,7 @@ class Maker {
     int longest = 0;
     for (const int b : group) {
       const bool is_denser = shape(b).dilation < shape(branch).dilation && (every || shape(b).dilation == 1);
-      if (rules_.folds && is_denser && shape(b).segment <= shape(branch).segment &&
-          has_keys_of(shape(b), shape(branch)))
-        longest = std::max(longest, shape(b).segment);
+      if (rules_.folds && is_denser && follows(shape(branch), shape(b))) longest = std::max(longest, shape(b).segment);
     }
     return longest;
   }
@@ -227,7 +233,11 @@ class Maker {
       std::vector<int> dense_first = grouping[i];
       std::ranges::stable_sort(dense_first, {}, [&](int b) { return std::pair(shape(b).dilation, shape(b).segment); });
       for (const int b : dense_first) {
-        tiling.branches[tiling.branch_count++] = shape(b);
+        BranchShape& own = tiling.branches[tiling.branch_count];
+        own = shape(b);
+        for (int before = sweep.first_branch; before < tiling.branch_count; ++before)
+          if (follows(own, tiling.branches[before])) own.follows |= 1 << (before - sweep.first_branch);
+        ++tiling.branch_count;
         schedule_.branch_order.push_back(b);
         for (std::int64_t head = 0; head < problem_.heads; ++head) schedule_.classes.push_back(class_of(b, head));
       }

@@ -42,6 +42,9 @@ struct BranchShape {
   int dilation = 1;
   int padded_segment = 0;  // pad_like_torchscale: w as it was given, or INT_MAX; 0: no padding
   int twos = 0;            // that divide the dilation
+  // Bit b: its segments have those of branch b of the sweep in them, and there its keys are some of that one's,
+  // wherever both cover a query.
+  int follows = 0;
 };
 
 struct Sweep {
@@ -165,67 +168,62 @@ ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch
   return result;
 }
 
-// Whether every key of a sparser branch that lies in the segment of a denser one is one of its keys too, and how often
-// keys count repeats soon. (Of a tile that both cover, so that they have one class.)
-ANNULUS_HOST_DEVICE bool has_keys_of(const BranchShape& dense, const BranchShape& sparse) {
-  const int shift = sparse.twos - dense.twos;
-  return shift >= 0 && 1 << shift <= kCountPeriod && dense.dilation << shift == sparse.dilation;
-}
-
 // Which keys outside a tile's cell its rows see: all, or when causal those before (tiles of queries) or behind it
 // (tiles of keys, which meet queries).
 enum class Sight { all, before, behind };
 
-// The parts of a tile. Among the branches that cover it, some are a chain: each one's segment has that of the one
-// before in it, and its keys there are some of the other's. Such a branch leaves those out, and has one part before and
-// one behind them.
-ANNULUS_HOST_DEVICE void gather_parts(const Tiling& tiling, const Stretch& stretch, int at, Sight sight, Tile& tile) {
+// Keys [stop, go_on) of the last part of a tile are met elsewhere: what is before them stays, what is behind becomes a
+// part of its own, as far as the tile's rows see either.
+ANNULUS_HOST_DEVICE void leave_out(const Tiling& tiling, int stop, int go_on, Sight sight, Tile& tile) {
+  TileBranch& part = tile.branches[tile.branch_count - 1];
+  const bool has_before = stop > 0 && sight != Sight::behind;
+  const bool has_behind = go_on < part.keys && sight != Sight::before;
+  tile.total_blocks -= part.blocks;
+  if (has_before && has_behind) tile.branches[tile.branch_count++] = part;
+  if (!has_before && !has_behind) --tile.branch_count;
+  if (has_behind) {
+    TileBranch& behind = tile.branches[tile.branch_count - 1];
+    behind.keys -= go_on;
+    behind.first -= go_on;
+    behind.key_begin += go_on * tiling.branches[behind.branch].dilation;
+    behind.blocks = divide_up(behind.keys, tiling.shape.key_rows);
+    tile.total_blocks += behind.blocks;
+  }
+  if (has_before) {
+    part.keys = stop;
+    part.blocks = divide_up(stop, tiling.shape.key_rows);
+    tile.total_blocks += part.blocks;
+  }
+}
+
+// The parts of a tile. Branches that cover it and follow each other are a chain: each leaves out the segment of the one
+// before.
+ANNULUS_HOST_DEVICE void gather_parts(const Tiling& tiling, const Stretch& stretch, Sight sight, Tile& tile) {
   tile.total_blocks = 0;
   tile.branch_count = 0;
   tile.zero_keys = 0;
   tile.folded = 0;
   if (tile.rows == 0) return;
   const Sweep sweep = tiling.sweeps[tile.sweep];
-  const auto push = [&tile](const TileBranch& part) {
-    tile.branches[tile.branch_count++] = part;
-    tile.total_blocks += part.blocks;
-  };
-  int densest = 0, sparsest = 0;  // of the chain,
-  int begin = 0, end = 0;         // and the segment of its last branch
+  const int at = tile.position - stretch.document_begin;
+  int longest = 0;  // segment of the chain
   for (int i = 0; i < sweep.branch_count; ++i) {
     const int branch = sweep.first_branch + i;
-    const TileBranch whole = locate_branch(tiling, stretch, tile, at, branch, tile.zero_keys);
-    if (whole.blocks == 0) continue;
-    const BranchShape shape = tiling.branches[branch];
-    const int own_begin = at / shape.segment * shape.segment;
-    const int own_end = own_begin + at_most(shape.segment, stretch.document_length - own_begin);
-    const bool starts = tiling.folds && tile.folded == 0;
-    const bool follows = tile.folded != 0 && own_begin <= begin && end <= own_end &&
-                         tiling.branches[sparsest].dilation <= shape.dilation &&
-                         has_keys_of(tiling.branches[densest], shape) &&
-                         tile.branch_count + 1 + sweep.branch_count - i <= kMaxSweepBranches;  // room for two parts
-    if (!follows) push(whole);
-    if (!starts && !follows) continue;
-    if (follows) {
-      const int first_key = whole.key_begin - stretch.document_begin;
-      const int left_out = first_key < begin ? divide_up(begin - first_key, shape.dilation) : 0;
-      const int resumed = first_key < end ? divide_up(end - first_key, shape.dilation) : 0;
-      TileBranch part = whole;
-      part.keys = left_out;
-      part.blocks = divide_up(left_out, tiling.shape.key_rows);
-      if (part.keys > 0 && sight != Sight::behind) push(part);
-      part.keys = whole.keys - resumed;
-      part.blocks = divide_up(part.keys, tiling.shape.key_rows);
-      part.first = whole.first - resumed;
-      part.key_begin = whole.key_begin + resumed * shape.dilation;
-      if (part.keys > 0 && sight != Sight::before) push(part);
-    } else {
-      densest = branch;
+    const TileBranch part = locate_branch(tiling, stretch, tile, at, branch, tile.zero_keys);
+    if (part.blocks == 0) continue;
+    tile.branches[tile.branch_count++] = part;
+    tile.total_blocks += part.blocks;
+    const bool follows = (tile.folded & ~tiling.branches[branch].follows) == 0;
+    const bool has_room = tile.branch_count + sweep.branch_count - i <= kMaxSweepBranches;  // for two parts
+    if (!tiling.folds || !follows || !has_room) continue;
+    if (tile.folded != 0) {
+      const int begin = at / longest * longest, end = at_most(begin + longest, stretch.document_length);
+      const int first = part.key_begin - stretch.document_begin, dilation = tiling.branches[branch].dilation;
+      leave_out(tiling, begin > first ? divide_up(begin - first, dilation) : 0,
+                end > first ? divide_up(end - first, dilation) : 0, sight, tile);
     }
     tile.folded = static_cast<std::uint8_t>(tile.folded | 1u << i);
-    sparsest = branch;
-    begin = own_begin;
-    end = own_end;
+    longest = tiling.branches[branch].segment;
   }
   if (sight == Sight::before && tile.branch_count > 1) {  // last comes what has a causal edge: see attend_sm90.cuh
     const TileBranch first = tile.branches[0];
@@ -247,8 +245,8 @@ ANNULUS_HOST_DEVICE int key_count(const Tiling& tiling, const Tile& tile, const 
   return count;
 }
 
-// Tile `index` of a stretch.
-ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, unsigned index, Tile& tile) {
+// Tile `index` of a stretch, without its parts.
+ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, unsigned index, Tile& tile) {
   const Sweep sweep = tiling.sweeps[stretch.sweep];
   const auto take = [&index](int count) {
     const unsigned rest = index % static_cast<unsigned>(count);
@@ -289,7 +287,12 @@ ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, un
   tile.cell_end = stretch.document_begin + cell_begin + cell_length;
   tile.state_row = stretch.state_row + static_cast<std::int64_t>(tile.head - stretch.first_head) * stretch.state_span +
                    (tile.position - stretch.state_position);
-  gather_parts(tiling, stretch, at, tiling.causal ? Sight::before : Sight::all, tile);
+}
+
+// The same with its parts: keys that its queries see.
+ANNULUS_HOST_DEVICE void locate(const Tiling& tiling, const Stretch& stretch, unsigned index, Tile& tile) {
+  place(tiling, stretch, index, tile);
+  gather_parts(tiling, stretch, tiling.causal ? Sight::before : Sight::all, tile);
 }
 
 // Neither rows to attend nor rows to clear.
