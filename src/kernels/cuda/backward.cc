@@ -122,7 +122,9 @@ struct Backward::Impl {
     ScheduleRules rules;
     rules.shape = shape;
     rules.arrivals = arrivals;
-    rules.state_bytes /= sums;
+    // What the rows need anyway comes off, so that sums of dq and 256 MiB are all.
+    const std::int64_t numbers = rows() * delta_count() + 2 * copied_numbers(problem);
+    rules.state_bytes = std::max(rules.state_bytes / 4, rules.state_bytes - 4 * numbers) / sums;
     rules.forced_sweeps = options.sweeps;
     return rules;
   }
