@@ -105,6 +105,14 @@ inline Problem draw_nested_problem(std::int64_t max_tokens) {
   return resolve(problem);
 }
 
+// With a head size and a type that the Hopper kernels take.
+inline Problem for_hopper(Problem problem) {
+  problem.head_dim = draw_bool() ? 64 : 128;
+  problem.dtype = draw_bool() ? DType::bf16 : DType::fp16;
+  problem.scale = 0.1;
+  return resolve(problem);
+}
+
 inline Way draw_way() {
   Way way;
   way.options.threads = static_cast<int>(draw_between(1, 4));

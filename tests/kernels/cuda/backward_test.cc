@@ -368,11 +368,8 @@ TEST(CudaBackwardProperties, ProblemsOfEveryKind) {
 TEST(CudaBackwardProperties, KeysOfSeveralBranches) {
   if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
   EXPECT_TRUE(rc::check([] {
-    Problem problem = support::draw_nested_problem(900);
-    problem.head_dim = support::draw_bool() ? 64 : 128;
-    problem.dtype = support::draw_bool() ? DType::bf16 : DType::fp16;
-    problem.scale = 0.1;
-    const std::string fault = faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
+    const Problem problem = support::for_hopper(support::draw_nested_problem(900));
+    const std::string fault = faults(problem, static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
     if (!fault.empty()) RC_FAIL(fault);
   }));
 }

@@ -356,14 +356,10 @@ bool has_device() {
 TEST(CudaForwardProperties, SweepsOfEveryKind) {
   if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
   EXPECT_TRUE(rc::check([] {
-    Problem problem = support::draw_problem(300, 8);
-    problem.head_dim = support::draw_bool() ? 64 : 128;
-    problem.dtype = support::draw_bool() ? DType::bf16 : DType::fp16;
-    problem.scale = 0.1;
+    const Problem problem = support::for_hopper(support::draw_problem(300, 8));
     DeviceWay way;
     for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) way.sweeps.push_back({b});
-    const std::string fault =
-        faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)), way);
+    const std::string fault = faults(problem, static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)), way);
     if (!fault.empty()) RC_FAIL(fault);
   }));
 }
@@ -383,11 +379,8 @@ TEST(CudaForwardProperties, ProblemsOfEveryKind) {
 TEST(CudaForwardProperties, KeysOfSeveralBranches) {
   if (!has_device()) GTEST_SKIP() << "no GPU that the CUDA backend can use";
   EXPECT_TRUE(rc::check([] {
-    Problem problem = support::draw_nested_problem(900);
-    problem.head_dim = support::draw_bool() ? 64 : 128;
-    problem.dtype = support::draw_bool() ? DType::bf16 : DType::fp16;
-    problem.scale = 0.1;
-    const std::string fault = faults(resolve(problem), static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
+    const Problem problem = support::for_hopper(support::draw_nested_problem(900));
+    const std::string fault = faults(problem, static_cast<std::uint64_t>(support::draw_between(0, 1 << 20)));
     if (!fault.empty()) RC_FAIL(fault);
   }));
 }
