@@ -21,8 +21,9 @@ from ._handles import MOST_HANDLES, RankHandle, Sizes, make_rank, wants_determin
 from ._spec import Spec, check_choice
 
 if dist.is_available():
-    # Its functions have the world's group for a default, as that is when they are defined. torch imports them when a
-    # custom operator first runs, and would keep a group to the end of Python, whose threads may take the process down.
+    # Functions of this module take the world's group of the moment of import for a default, and keep it to the end of
+    # Python, when its threads may take the process down. torch imports it when a custom operator first runs; here it is
+    # imported while there is no group yet, unless the program has made one before it imported annulus.
     import torch.distributed.nn.functional  # noqa: F401
 
 LONGEST_NCCL_SECONDS = 60  # without a byte; a killed rank is noticed in a quarter of it

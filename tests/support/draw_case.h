@@ -87,8 +87,8 @@ inline Problem draw_dividing_problem(std::int64_t max_tokens) {
 // common. Now and then a segment that does not nest.
 inline Problem draw_nested_problem(std::int64_t max_tokens) {
   Problem problem = draw_problem(max_tokens, 4);
-  std::int64_t segment = draw_between(1, 40), dilation = *rc::gen::element(1, 1, 2, 3);
-  problem.pattern.branches.resize(static_cast<std::size_t>(draw_between(2, 6)));
+  std::int64_t segment = draw_between(1, draw_bool() ? 40 : max_tokens / 3), dilation = *rc::gen::element(1, 1, 2, 3);
+  problem.pattern.branches.resize(static_cast<std::size_t>(draw_between(2, 8)));
   for (Branch& branch : problem.pattern.branches) {
     branch = {};
     branch.segment = segment;

@@ -28,6 +28,7 @@ template <Sm90Config C, class T, bool kCounts>
 __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int group, int thread) {
   constexpr int kScores = C.key_rows / 2;
   constexpr int kOut = C.head_dim / 2;
+  static_assert(C.key_rows % kCountPeriod == 0);
   const Launch& launch = p.common;
   const int lane = thread % 32, warp = thread / 32;
   const int row = warp * 16 + lane / 4;  // of this group's 64; the thread has row + 8 too
@@ -104,7 +105,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
       }
     }
     float part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-    const auto offset = counts.less(m[0] * scale, m[1] * scale);
+    const auto offset = counts.minus(m[0] * scale, m[1] * scale);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       s[i] = ptx::exp2_approx(fmaf(s[i], scale, offset.of(i)));
@@ -130,7 +131,7 @@ __device__ __forceinline__ void attend(const Params& p, const Shared<C>& sh, int
     const int total = tile.total_blocks;
     const bool inside[2] = {group * 64 + row < tile.rows, group * 64 + row + 8 < tile.rows};
 
-    // Blocks at the end of the last branch that no row of this group sees are left out.
+    // Blocks at the end of the last part, a branch as a whole, that no row of this group sees are left out.
     int mine = tile.rows > group * 64 ? total : 0;
     if (C.causal && mine > 0) {
       const TileBranch& part = tile.branches[tile.branch_count - 1];

@@ -30,7 +30,7 @@ class Counts {
   }
 
   // What is to be added to the logits of the thread's two rows, from which x and y are subtracted.
-  __device__ __forceinline__ Offsets less(float x, float y) const {
+  __device__ __forceinline__ Offsets minus(float x, float y) const {
     Offsets result;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {

@@ -193,6 +193,7 @@ __device__ __forceinline__ void store_dq(const DqParams& p, const DqShared<C>& s
 template <Sm90DqConfig C, class T, bool kCounts>
 __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShared<C>& sh, int group, int thread) {
   constexpr int kScores = C.key_rows / 2, kOut = C.head_dim / 2;
+  static_assert(C.key_rows % kCountPeriod == 0);
   const Launch& launch = g.common;
   const int lane = thread % 32, warp = thread / 32;
   const int row = warp * 16 + lane / 4;  // of this group's 64; the thread has row + 8 too
@@ -277,7 +278,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
         if (tile.is_last && (lane & 3) == 0 && inside[r]) launch.state_sums[state[r]] = {0.0f, 0.0f};  // free again
     }
 
-    // Blocks at the end of the last branch that no row of this group sees are left out.
+    // Blocks at the end of the last part, a branch as a whole, that no row of this group sees are left out.
     int mine = tile.rows > group * 64 ? total : 0;
     if (C.causal && mine > 0) {
       const TileBranch& part = tile.branches[tile.branch_count - 1];
@@ -313,7 +314,7 @@ __device__ __forceinline__ void consume_dq(const GradientLaunch& g, const DqShar
         for (int i = 0; i < kScores; ++i)
           if (column + 8 * (i / 4) + (i & 1) > limit[(i >> 1) & 1]) s[i] = -INFINITY;
       }
-      const auto offset = counts.less(lse[0], lse[1]);
+      const auto offset = counts.minus(lse[0], lse[1]);
 #pragma unroll
       for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], scale, offset.of(i)));
     };

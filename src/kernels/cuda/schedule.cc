@@ -5,6 +5,7 @@
 #include <climits>
 #include <numeric>
 #include <stdexcept>
+#include <tuple>
 
 #include "plan/phase.h"
 
@@ -130,14 +131,16 @@ class Maker {
            (branch.segment % denser.segment == 0 || branch.segment == problem_.tokens);
   }
 
-  // Positions of a branch's segment that a tile leaves out, since a denser branch of the sweep has its keys there. With
-  // one class a head, only dilation 1 is sure to cover what another branch does.
+  // Positions of a branch's segment that a tile leaves out, since a denser branch of the sweep has its keys there:
+  // about, for a chain is found tile by tile. With one class a head, only dilation 1 is sure to cover what another
+  // branch does.
   double left_out(const std::vector<int>& group, int branch) const {
     const bool every = problem_.pattern.phase == Phase::every;
     int longest = 0;
     for (const int b : group) {
-      const bool is_denser = shape(b).dilation < shape(branch).dilation && (every || shape(b).dilation == 1);
-      if (rules_.folds && is_denser && follows(shape(branch), shape(b))) longest = std::max(longest, shape(b).segment);
+      const auto order = [&](int x) { return std::tuple(shape(x).dilation, shape(x).segment, x); };
+      const bool is_before = order(b) < order(branch) && (every || shape(b).dilation == 1);
+      if (rules_.folds && is_before && follows(shape(branch), shape(b))) longest = std::max(longest, shape(b).segment);
     }
     return longest;
   }
@@ -216,7 +219,6 @@ class Maker {
     tiling.shape = rules_.shape;
     tiling.heads = static_cast<int>(problem_.heads);
     tiling.causal = problem_.causal;
-    tiling.folds = rules_.folds && std::ranges::any_of(grouping, [](const auto& group) { return group.size() > 1; });
     schedule_.sweep_count = static_cast<int>(grouping.size());
     for (std::size_t i = 0; i < grouping.size(); ++i) {
       Sweep& sweep = tiling.sweeps[i];
@@ -230,6 +232,7 @@ class Maker {
       sweep.stride = grids_.back().stride;
       sweep.cell = grids_.back().cell;
       // Dense branches first: tiles of a cell that begin together then read the same rows, which are in the cache.
+      // (Causal tiles of queries have theirs last: see gather_parts.)
       std::vector<int> dense_first = grouping[i];
       std::ranges::stable_sort(dense_first, {}, [&](int b) { return std::pair(shape(b).dilation, shape(b).segment); });
       for (const int b : dense_first) {
@@ -237,6 +240,7 @@ class Maker {
         own = shape(b);
         for (int before = sweep.first_branch; before < tiling.branch_count; ++before)
           if (follows(own, tiling.branches[before])) own.follows |= 1 << (before - sweep.first_branch);
+        tiling.folds = tiling.folds || (rules_.folds && own.follows != 0);
         ++tiling.branch_count;
         schedule_.branch_order.push_back(b);
         for (std::int64_t head = 0; head < problem_.heads; ++head) schedule_.classes.push_back(class_of(b, head));

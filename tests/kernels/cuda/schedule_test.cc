@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "plan/phase.h"
@@ -137,6 +138,17 @@ std::string faults(const Problem& problem, const ScheduleRules& rules) {
   return fault.empty() ? "" : fault + " in " + support::describe(problem);
 }
 
+// As the schedule cuts it.
+std::int64_t dilation_of(const Problem& problem, const annulus::Branch& branch) {
+  return std::min({branch.dilation, branch.segment, std::max<std::int64_t>(problem.tokens, 1)});
+}
+
+std::vector<std::vector<int>> one_sweep(const Problem& problem) {
+  std::vector<int> all(problem.pattern.branches.size());
+  std::iota(all.begin(), all.end(), 0);
+  return {all};
+}
+
 RC_GTEST_PROP(ScheduleProperty, TilesAreTheProblem, ()) {
   const Problem problem = support::draw_problem(90, 4);
   ScheduleRules rules;
@@ -167,8 +179,7 @@ RC_GTEST_PROP(ScheduleProperty, SegmentsThatDoNotNestShareASweep, ()) {
   rules.shape = *rc::gen::elementOf(std::vector<TileShape>(std::begin(kShapes), std::end(kShapes)));
   rules.arrivals = static_cast<int>(support::draw_between(1, 3));
   rules.folds = support::draw_bool();
-  rules.forced_sweeps.emplace_back();
-  for (int b = 0; b < static_cast<int>(problem.pattern.branches.size()); ++b) rules.forced_sweeps[0].push_back(b);
+  rules.forced_sweeps = one_sweep(problem);
   const std::string fault = faults(problem, rules);
   if (!fault.empty()) RC_FAIL(fault);
 }
@@ -188,12 +199,19 @@ RC_GTEST_PROP(ScheduleProperty, SweepsWithCutsHandStateOn, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
-// Segments that double with their dilations: all branches of a tile have keys in common.
+// Segments that grow with their dilations: all branches of a tile have keys in common.
 RC_GTEST_PROP(ScheduleProperty, KeysOfSeveralBranchesCountAsOften, ()) {
   Problem problem = support::draw_nested_problem(200);
   ScheduleRules rules;
   rules.shape = *rc::gen::elementOf(std::vector<TileShape>(std::begin(kShapes), std::end(kShapes)));
   rules.folds = true;
+  std::int64_t stride = 1;
+  for (const annulus::Branch& branch : problem.pattern.branches)
+    stride = std::max(stride, dilation_of(problem, branch));
+  const bool can_share = std::ranges::all_of(problem.pattern.branches, [&](const annulus::Branch& branch) {
+    return stride % dilation_of(problem, branch) == 0;
+  });
+  if (can_share && support::draw_bool()) rules.forced_sweeps = one_sweep(problem);
   const std::string fault = faults(problem, rules);
   if (!fault.empty()) RC_FAIL(fault);
 }
