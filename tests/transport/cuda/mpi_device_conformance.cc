@@ -1,17 +1,12 @@
-// The conformance suite under mpirun on GPU memory: every process runs the same tests at the same time. All processes
-// may share one GPU. Failures are added up over ranks, and say on which rank they were.
+// The conformance suite under mpirun on GPU memory. All processes may share one GPU.
 #include <cstdlib>
-#include <iostream>
 
 #include "annulus/device_transports.h"
-#include "annulus/mpi.h"
 #include "transport/cuda/on_gpu.h"
-#include "transport/mpi_world.h"
+#include "transport/mpi_tests.h"
 
 namespace annulus {
 namespace {
-
-MpiProcess* process = nullptr;
 
 int device() {
   int count = 1;
@@ -72,34 +67,16 @@ TEST(Nccl, TakesOneRankAGpu) {
                                           {"one rank a GPU", "rank 0 and rank 1", "NCCL_HOSTID"});
 }
 
-class FailurePrinter final : public ::testing::EmptyTestEventListener {
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (result.failed())
-      std::cerr << "rank " << process->rank() << ": " << result.file_name() << ":" << result.line_number() << ": "
-                << result.message() << std::endl;
-  }
-};
-
-int run_all_tests() {
-  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  if (process->rank() != 0) delete listeners.Release(listeners.default_result_printer());
-  listeners.Append(new FailurePrinter);
-  int failed = RUN_ALL_TESTS();
-  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-  return failed;
-}
-
 }  // namespace
 }  // namespace annulus
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   annulus::MpiProcess process(&argc, &argv);
-  annulus::process = &process;
   // Processes that share a GPU pass for hosts of their own, unless only the refusal of that is tested.
   if (argc < 2 || std::string(argv[1]) != "refusal") {
     setenv("NCCL_HOSTID", ("annulus-" + std::to_string(process.rank())).c_str(), 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   }
-  return annulus::run_on_gpu(annulus::run_all_tests);
+  return annulus::run_on_gpu([&] { return annulus::run_all_tests(process); });
 }
