@@ -39,10 +39,14 @@ void compute(Transport& transport, std::chrono::milliseconds time) {
 // One write a line: the lines of several ranks must not mix.
 void say(std::ostream& out, const std::string& line) { out << line + "\n" << std::flush; }
 
-void run(Transport& transport, const Arguments& arguments, void* stream) {
+struct Blocks {
+  std::vector<std::byte> out = std::vector<std::byte>(3'000'000), in = out;
+};
+
+void run(Transport& transport, const Arguments& arguments, Blocks& blocks, void* stream) {
   const int rank = transport.rank(), size = transport.size();
   transport.all_gather("the same problem");
-  std::vector<std::byte> out(3'000'000), in(out.size());
+  auto& [out, in] = blocks;
   for (std::int64_t step = 0; step < arguments.steps; ++step) {
     transport.post({.plan = 1,
                     .step = step,
@@ -64,6 +68,7 @@ int run_rank(MpiProcess& process, const Arguments& arguments) {
   const auto warn = [&](const std::string& text) { say(std::cerr, name + " warns: " + text); };
   try {
     support::PretendStream stream;
+    Blocks blocks;  // until abort() has returned a GPU may be at them
     auto transport = process.make_transport(
         {.timeout = std::chrono::milliseconds(arguments.timeout_ms), .warn = warn, .stop = &stop});
     const bool on_gpu = process.cuda_aware();
@@ -71,7 +76,7 @@ int run_rank(MpiProcess& process, const Arguments& arguments) {
       transport = make_staged_transport(std::move(transport), std::make_unique<support::PretendCopies>(2), {});
     say(std::cout, name + " by " + std::string(transport->name()) + " pid " + std::to_string(getpid()));
     try {
-      run(*transport, arguments, on_gpu ? &stream : nullptr);
+      run(*transport, arguments, blocks, on_gpu ? &stream : nullptr);
     } catch (const std::exception& error) {
       transport->abort(error.what());
       throw;
