@@ -33,6 +33,7 @@ FOREIGN = {
     "x86intrin.h": [],
     "arm_neon.h": [],
     "mpi.h": ["src/transport/"],
+    "mpi-ext.h": ["src/transport/mpi_process.cc"],
     "cuda": ["src/kernels/cuda/"],
     "nccl.h": ["src/kernels/cuda/"],
     "nvtx3/": ["src/kernels/cuda/"],

@@ -1,4 +1,4 @@
-// Transports that move memory of GPUs: of ranks that are threads, of processes through the memory of their hosts, of
+// Transports that move memory of GPUs: of ranks that are threads, of processes over a transport of their hosts, of
 // processes over NCCL. An exchange says that its memory is a GPU's by naming a stream (transport.h); all others are the
 // host's, and move as ever.
 //
@@ -21,12 +21,14 @@ std::vector<std::unique_ptr<Transport>> make_device_thread_group(int size, const
                                                                  const TransportOptions& options = {});
 
 struct StagingOptions {
-  std::int64_t piece_bytes = std::int64_t{4} << 20;  // the same on all ranks; four pieces of pinned memory are taken
+  std::int64_t piece_bytes = std::int64_t{4} << 20;  // the same on all ranks; memory for four of them is taken
   bool blocking = false;                             // as in TransportOptions
 };
 
-// GPU memory over a transport of the host (MPI, a carrier): packed into pinned memory, moved and unpacked piece by
-// piece, all three at the same time. MPI needs to know nothing of CUDA. The pieces move inside poll() and wait().
+// GPU memory over a transport of the host (MPI, a carrier): packed, moved and unpacked piece by piece, all three at the
+// same time, through pinned memory: MPI needs to know nothing of CUDA. Where it is CUDA-aware
+// (MpiProcess::cuda_aware()) pieces are packed on the GPU and MPI is given those: name() is then "CUDA-aware mpi"
+// instead of "staged mpi". The pieces move inside poll() and wait().
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
                                                  const StagingOptions& options = {});
 

@@ -8,19 +8,23 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "annulus/transport.h"
 
 namespace annulus {
 
 // Messages travel in pieces, packed into memory of the transport's own: no MPI request ever points into a caller's
-// memory. What is in flight is limited by the slots for pieces, so a network that moves more than a megabyte between
-// two polls wants more of them. The receiver has several times as many as the sender: its word that a slot is free
-// again queues behind what it sends itself.
+// memory. (What make_staged_transport packs on a GPU goes as it lies there, where MPI is CUDA-aware.) What is in flight
+// is limited by the slots for pieces, so a network that moves more than a megabyte between two polls wants more of
+// them. The receiver has several times as many as the sender: its word that a slot is free again queues behind what it
+// sends itself.
 struct MpiOptions {
   std::int64_t piece_bytes = std::int64_t{256} << 10;
   int send_slots = 16;
   int receive_slots = 64;
+  // Whether MPI may be given memory of GPUs; the same on all ranks. Unset: as MpiProcess::cuda_aware() says.
+  std::optional<bool> cuda_aware = std::nullopt;
 };
 
 // What a transport of a group of `size` ranks takes for itself.
@@ -40,6 +44,10 @@ class MpiProcess {
 
   int rank() const;
   int size() const;
+
+  // Whether MPI takes memory of GPUs, on all ranks: as ANNULUS_MPI_CUDA says on each (0 or 1), else as MPI itself does
+  // (Open MPI, MPICH and what descends from them can be asked; any other counts as one that does not).
+  bool cuda_aware() const;
 
   // A group of all processes: they make their groups in the same order. Does not wait for anybody.
   std::unique_ptr<Transport> make_transport(const TransportOptions& options = {}, const MpiOptions& mpi = {});

@@ -71,8 +71,9 @@ class Transport {
   // nothing but the copies of this rank's memory that are being made: afterwards nobody reads or writes it.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // What the transport itself takes for packing: the same from its making to its end.
+  // What the transport itself takes for packing, of the host and of a GPU: the same from its making to its end.
   virtual std::int64_t staging_bytes() const { return 0; }
+  virtual std::int64_t device_staging_bytes() const { return 0; }  // the part of it that lies on a GPU
 
   // Payload of exchanges, counted as it is posted (sent) and as it has arrived (received); what a rank sends to itself
   // does not count.

@@ -230,6 +230,7 @@ Json environment_of(const RankAttention& attention, const Launch& launch, const 
   environment["gpu"] = device.name;
   environment["compute_capability"] = device.compute_capability;
   environment["kernel"] = attention.instruction_set();
+  environment["payload"] = rank.transport.name();
   return environment;
 }
 
@@ -237,7 +238,9 @@ std::string describe_machine(const RankAttention& attention, const Rank& rank) {
   if (!rank.on_gpu()) return describe(attention.problem(), attention.instruction_set(), attention.threads());
   const std::string both = describe(attention.problem(), "", 1);  // the machine, the problem
   return "annulus " + version() + " on " + cuda::load_backend().info(*parse_device(rank.device).index).name +
-         ", kernel " + attention.instruction_set() + both.substr(both.find('\n'));
+         ", kernel " + attention.instruction_set() +
+         (rank.transport.size() > 1 ? ", payload by " + std::string(rank.transport.name()) : "") +
+         both.substr(both.find('\n'));
 }
 
 Peak peak_of_gpu(const std::string& device, DType dtype) {

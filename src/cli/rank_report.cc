@@ -72,11 +72,12 @@ RankReport make_rank_report(const RankAttention& attention, const RankSetup& set
   if (with_backward) report.plan_sent_bytes += attention.traffic(Pass::backward).sent_bytes;
   report.minimum_bytes = std::min(report.plan_sent_bytes, sent_by(Strategy::exchange));  // dealing out may need fewer
   report.ring_bytes = sent_by(Strategy::ring);
-  const std::int64_t staging = rank.transport.staging_bytes();
+  const std::int64_t staging = rank.transport.staging_bytes(), on_gpu = rank.transport.device_staging_bytes();
   report.peak_bytes = work.ledger().peak_bytes() + staging;
   report.plan_bytes = plan_bytes(attention, with_backward) + staging;
   report.components = work.ledger().components();
-  if (staging > 0) report.components.push_back({"transport", staging});
+  if (staging > on_gpu) report.components.push_back({"transport", staging - on_gpu});
+  if (on_gpu > 0) report.components.push_back({"transport_gpu", on_gpu});
   report.process_peak_bytes = process_peak_bytes();
   return report;
 }

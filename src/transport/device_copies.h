@@ -43,16 +43,33 @@ class DeviceCopies {
   virtual std::unique_ptr<OwnedBytes> host_memory(std::int64_t bytes) = 0;  // that GPUs reach at full speed
   virtual std::unique_ptr<OwnedBytes> device_memory(std::int64_t bytes) = 0;
 
+  // Makes a device the calling thread's, and returns the one that was. Libraries that are given memory of a device look
+  // for it there.
+  virtual int use(int device) noexcept = 0;
+
   // Opens the way to memory of another device, where there is one.
   virtual void reach(int device) = 0;
 
   // Packs blocks that lie on `device` to `packed`, which lies here or in host_memory(); on a lane.
   virtual void gather(std::span<const StridedBlock> blocks, int device, std::byte* packed, int lane) = 0;
-  // Dense bytes in either direction between here and host_memory(); on a lane.
+  // Dense bytes from here or host_memory() to here or host_memory(); on a lane.
   virtual void copy(std::span<const std::byte> from, std::byte* to, int lane) = 0;
 
   // Returns when nothing of what was queued so far reads or writes any memory.
   virtual void settle() noexcept = 0;
+};
+
+// The device of copies is the calling thread's for as long as this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(DeviceCopies& copies) noexcept : copies_(copies), before_(copies.use(copies.device())) {}
+  ~OnDevice() { copies_.use(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  DeviceCopies& copies_;
+  int before_;
 };
 
 }  // namespace annulus

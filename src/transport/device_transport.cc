@@ -33,6 +33,7 @@ auto DeviceTransport::guarded(F f) {
 
 void DeviceTransport::post(const Exchange& exchange) {
   check_exchange(exchange, rank(), size());
+  const OnDevice on_device(*copies_);
   {
     const std::lock_guard turn(turn_);
     if (under_way_)
@@ -65,6 +66,7 @@ void DeviceTransport::post(const Exchange& exchange) {
 bool DeviceTransport::poll() {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) return false;  // another thread of this rank is at it
+  const OnDevice on_device(*copies_);
   if (under_way_) return finish(false);
   const bool idle = guarded([&] { return host_->poll(); });
   count_host();
@@ -72,6 +74,7 @@ bool DeviceTransport::poll() {
 }
 
 void DeviceTransport::wait() {
+  const OnDevice on_device(*copies_);
   const std::lock_guard turn(turn_);
   guarded([&] { host_->poll(); });  // a failure may have come since all was moved
   if (under_way_ || !held_) {
@@ -105,6 +108,7 @@ void DeviceTransport::count_host() {
 }
 
 std::vector<std::string> DeviceTransport::all_gather(const std::string& text) {
+  const OnDevice on_device(*copies_);
   const std::lock_guard turn(turn_);
   if (under_way_)
     throw InvalidArgument("texts are gathered between exchanges; step " + std::to_string(exchange_.step) +
@@ -113,6 +117,7 @@ std::vector<std::string> DeviceTransport::all_gather(const std::string& text) {
 }
 
 void DeviceTransport::abort(const std::string& reason) noexcept {
+  const OnDevice on_device(*copies_);
   host_->abort(reason);  // another thread of this rank that waits hears of it, and lets go
   const std::lock_guard turn(turn_);
   drop();
@@ -121,6 +126,7 @@ void DeviceTransport::abort(const std::string& reason) noexcept {
 }
 
 void DeviceTransport::close() noexcept {
+  const OnDevice on_device(*copies_);
   const std::lock_guard turn(turn_);
   if (!under_way_) return;
   host_->abort(left_unfinished(rank(), {exchange_.plan, exchange_.step, 0}));

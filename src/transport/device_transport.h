@@ -1,6 +1,7 @@
 // DeviceTransport: what the transports have in common that move GPU memory beside a transport of the host. The host's
 // transport carries texts, exchanges without a stream, and whatever the ranks have to tell each other on the way: it is
-// where ranks are watched and failures are heard of, so its words are the words of this one.
+// where ranks are watched and failures are heard of, so its words are the words of this one. Whatever it does, it does
+// with the rank's GPU as the device of the calling thread: it may have been given memory there (borrower.h).
 #pragma once
 
 #include <mutex>

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "transport/borrower.h"
 #include "transport/gather.h"
 #include "transport/mpi_messages.h"
 #include "transport/mpi_notes.h"
@@ -25,12 +26,13 @@ using std::chrono::milliseconds;
 // Group g has the tags 2g + 1 for notes and 2g + 2 for pieces; every MPI has tags up to 32767.
 int tag_of_group(int group) { return group % 16'000 * 2 + 1; }
 
-class MpiTransport final : public Transport {
+class MpiTransport final : public Transport, public Borrower {
  public:
   MpiTransport(std::shared_ptr<MpiWorld> world, const TransportOptions& options, const MpiOptions& mpi)
       : world_(std::move(world)),
         options_(options),
         staging_bytes_(mpi_staging_bytes(world_->size, mpi)),
+        cuda_aware_(mpi.cuda_aware.value_or(world_->cuda_aware)),
         notes_(*world_, tag_of_group(world_->groups)),
         messages_(*world_, tag_of_group(world_->groups) + 1, mpi, notes_),
         left_(static_cast<std::size_t>(world_->size)),
@@ -50,6 +52,12 @@ class MpiTransport final : public Transport {
   std::vector<std::string> all_gather(const std::string& text) override;
   void abort(const std::string& reason) noexcept override;
 
+  bool takes_device_memory() const override { return cuda_aware_; }
+  void borrow(std::shared_ptr<OwnedBytes> memory) override {
+    const std::lock_guard turn(turn_);
+    messages_.borrow(std::move(memory));
+  }
+
  private:
   void begin(const Exchange& exchange);
   void finish();
@@ -63,6 +71,7 @@ class MpiTransport final : public Transport {
   std::shared_ptr<MpiWorld> world_;
   TransportOptions options_;
   std::int64_t staging_bytes_;
+  bool cuda_aware_;
 
   std::mutex turn_;  // guards all below but the wish to abort
   NoteChannel notes_;

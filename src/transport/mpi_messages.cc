@@ -2,8 +2,27 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 namespace annulus {
+namespace {
+
+constexpr std::int64_t kLentPieceBytes = std::int64_t{1} << 30;  // MPI counts in 31 bits
+
+// Where a message lies that needs no packing; empty: scattered.
+std::span<const std::byte> one_run(std::span<const StridedBlock> blocks) {
+  if (blocks.size() != 1) return {};
+  const StridedBlock block = with_longest_runs(blocks.front());
+  if (block.bytes() != block.run_bytes) return {};
+  return {block.data, static_cast<std::size_t>(block.run_bytes)};
+}
+
+// The piece of lent memory `offset` behind `begin`.
+std::shared_ptr<std::byte> behind(const std::shared_ptr<std::byte>& begin, std::int64_t offset) {
+  return begin == nullptr ? nullptr : std::shared_ptr<std::byte>(begin, begin.get() + offset);
+}
+
+}  // namespace
 
 Messages::Messages(const MpiWorld& world, int tag, const MpiOptions& options, NoteChannel& notes)
     : rank_(world.rank),
@@ -12,6 +31,16 @@ Messages::Messages(const MpiWorld& world, int tag, const MpiOptions& options, No
       outgoing_pieces_(world, tag, world.size > 1 ? options.send_slots : 0, options.piece_bytes),
       incoming_pieces_(world, tag, world.size > 1 ? options.receive_slots : 0, options.piece_bytes),
       heard_(static_cast<std::size_t>(world.size)) {}
+
+template <class Message>
+Note Messages::note(NoteKind kind, const Message& message) const {
+  Note note;
+  note.kind = kind;
+  note.frame = message.frame;
+  note.piece_bytes = options_.piece_bytes;
+  note.lent = message.lent != nullptr ? 1 : 0;
+  return note;
+}
 
 void Messages::begin(const Exchange& exchange) {
   outgoing_.clear();
@@ -22,39 +51,47 @@ void Messages::begin(const Exchange& exchange) {
     if (receive.peer == rank_) to_itself = receive.bytes;
     if (receive.peer == rank_ || receive.bytes.empty()) continue;
     const Frame frame{exchange.plan, exchange.step, static_cast<std::int64_t>(receive.bytes.size())};
-    incoming_.push_back({.peer = receive.peer, .frame = frame, .bytes = receive.bytes});
+    incoming_.push_back({.peer = receive.peer, .frame = frame, .bytes = receive.bytes, .lent = lent_at(receive.bytes)});
   }
   for (const Send& send : exchange.sends) {
     PackCursor cursor(send.blocks);
     if (send.peer == rank_) cursor.pack(to_itself);  // which is as long: checked before
     if (cursor.remaining_bytes() == 0) continue;
     const Frame frame{exchange.plan, exchange.step, cursor.remaining_bytes()};
-    outgoing_.push_back({.peer = send.peer, .frame = frame, .cursor = cursor});
-    notes_.send(send.peer, note(NoteKind::offer, frame));
+    outgoing_.push_back({.peer = send.peer, .frame = frame, .cursor = cursor, .lent = lent_at(one_run(send.blocks))});
+    notes_.send(send.peer, note(NoteKind::offer, outgoing_.back()));
   }
   unfinished_ = outgoing_.size() + incoming_.size();
   request_all();
+}
+
+// Shares ownership of the lent memory; null: the bytes lie elsewhere.
+std::shared_ptr<std::byte> Messages::lent_at(std::span<const std::byte> bytes) const {
+  if (lent_ == nullptr || bytes.empty()) return nullptr;
+  const std::span<std::byte> memory = lent_->bytes();
+  const std::less_equal<const std::byte*> before;
+  if (!before(memory.data(), bytes.data()) || !before(bytes.data() + bytes.size(), memory.data() + memory.size()))
+    return nullptr;
+  return {lent_, memory.data() + (bytes.data() - memory.data())};
+}
+
+// Of the piece that begins at `first`.
+template <class Message>
+std::int64_t Messages::piece_bytes(const Message& message, std::int64_t first) const {
+  return std::min(message.lent != nullptr ? kLentPieceBytes : options_.piece_bytes, message.frame.bytes - first);
 }
 
 // The first piece of each is granted at once, while half of the slots last: the others are for those known to send.
 void Messages::request_all() {
   const auto eager = static_cast<std::size_t>(options_.receive_slots / 2);
   for (std::size_t i = 0; i < incoming_.size(); ++i) {
-    Note request = note(NoteKind::request, incoming_[i].frame);
+    Note request = note(NoteKind::request, incoming_[i]);
     if (i < eager && !incoming_pieces_.full()) {
       start_receive(i);
       request.pieces = 1;
     }
     notes_.send(incoming_[i].peer, request);
   }
-}
-
-Note Messages::note(NoteKind kind, const Frame& frame) const {
-  Note note;
-  note.kind = kind;
-  note.frame = frame;
-  note.piece_bytes = options_.piece_bytes;
-  return note;
 }
 
 void Messages::read(int source, const Note& note) {
@@ -79,7 +116,7 @@ void Messages::agree() {
   for (Outgoing& message : outgoing_) {
     std::vector<Note>& requests = heard(message.peer).requests;
     if (message.agreed || requests.empty()) continue;
-    compare(rank_, note(NoteKind::offer, message.frame), message.peer, requests.front());
+    compare(rank_, note(NoteKind::offer, message), message.peer, requests.front());
     message.agreed = true;
     message.granted += requests.front().pieces;
     requests.erase(requests.begin());
@@ -87,7 +124,7 @@ void Messages::agree() {
   for (Incoming& message : incoming_) {
     std::vector<Note>& offers = heard(message.peer).offers;
     if (message.agreed || offers.empty()) continue;
-    compare(message.peer, offers.front(), rank_, note(NoteKind::request, message.frame));
+    compare(message.peer, offers.front(), rank_, note(NoteKind::request, message));
     message.agreed = true;
     offers.erase(offers.begin());
   }
@@ -95,6 +132,13 @@ void Messages::agree() {
 
 void Messages::compare(int sender, const Note& offer, int receiver, const Note& request) const {
   if (offer.frame != request.frame) throw TransportError(disagreement(sender, offer.frame, receiver, request.frame));
+  if (offer.lent != request.lent) {
+    const std::string gpu = std::to_string(offer.lent != 0 ? sender : receiver),
+                      host = std::to_string(offer.lent != 0 ? receiver : sender);
+    throw TransportError("all ranks must give MPI memory of their GPUs or none; got rank " + gpu +
+                         " that does and rank " + host + " that does not " + place(offer.frame) +
+                         ": give all ranks the same MpiOptions::cuda_aware and the same transport");
+  }
   if (offer.piece_bytes != request.piece_bytes)
     throw TransportError("rank " + std::to_string(sender) + " and rank " + std::to_string(receiver) +
                          " cut messages into pieces of " + std::to_string(offer.piece_bytes) + " and " +
@@ -120,7 +164,7 @@ bool Messages::collect() {
       throw TransportError("a piece from rank " + std::to_string(message.peer) + " to rank " + std::to_string(rank_) +
                            " at step " + std::to_string(message.frame.step) + " has " + std::to_string(bytes.size()) +
                            " bytes instead of " + std::to_string(piece.bytes) + ": this is a bug, please report it");
-    std::memcpy(message.bytes.data() + piece.offset, bytes.data(), bytes.size());
+    if (message.lent == nullptr) std::memcpy(message.bytes.data() + piece.offset, bytes.data(), bytes.size());
     complete(message, piece.bytes);
     came_from_.push_back(message.peer);
     moved = true;
@@ -130,8 +174,9 @@ bool Messages::collect() {
 
 void Messages::start_receive(std::size_t index) {
   Incoming& message = incoming_[index];
-  const std::int64_t bytes = std::min(options_.piece_bytes, message.frame.bytes - message.granted_bytes);
-  incoming_pieces_.receive({.message = index, .offset = message.granted_bytes, .bytes = bytes, .peer = message.peer});
+  const std::int64_t first = message.granted_bytes, bytes = piece_bytes(message, first);
+  incoming_pieces_.receive(
+      {.message = index, .offset = first, .bytes = bytes, .peer = message.peer, .lent = behind(message.lent, first)});
   message.granted_bytes += bytes;
 }
 
@@ -149,7 +194,7 @@ void Messages::grant() {
   }
   for (std::size_t i = 0; i < granted.size(); ++i) {
     if (granted[i] == 0) continue;
-    Note grant = note(NoteKind::grant, incoming_[i].frame);
+    Note grant = note(NoteKind::grant, incoming_[i]);
     grant.pieces = granted[i];
     notes_.send(incoming_[i].peer, grant);
   }
@@ -161,9 +206,12 @@ void Messages::send_granted() {
     Outgoing& message = outgoing_[index];
     ++tried;
     if (message.granted == 0) continue;
-    const std::int64_t bytes = std::min(options_.piece_bytes, message.cursor.remaining_bytes());
-    message.cursor.pack(outgoing_pieces_.next_slot().first(static_cast<std::size_t>(bytes)));
-    outgoing_pieces_.send({.message = index, .bytes = bytes, .peer = message.peer});
+    const std::int64_t first = message.started_bytes, bytes = piece_bytes(message, first);
+    if (message.lent == nullptr)
+      message.cursor.pack(outgoing_pieces_.next_slot().first(static_cast<std::size_t>(bytes)));
+    outgoing_pieces_.send(
+        {.message = index, .bytes = bytes, .peer = message.peer, .lent = behind(message.lent, first)});
+    message.started_bytes += bytes;
     --message.granted;
     tried = 0;
   }

@@ -3,12 +3,14 @@
 // A message moves in three steps. Both ends send a note of what they know of it, and each compares; the receiver grants
 // as many pieces as it has slots for; the sender packs and sends as many as it is granted. So nothing moves on which
 // the two disagree, nothing lies in MPI's own buffers, and however large a message is, it takes the slots and no more.
+// A message in lent memory is not packed, and is cut into pieces only where MPI could not count its bytes.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "annulus/mpi.h"
+#include "transport/device_copies.h"
 #include "transport/mpi_notes.h"
 #include "transport/mpi_pieces.h"
 
@@ -18,6 +20,8 @@ class Messages {
  public:
   Messages(const MpiWorld& world, int tag, const MpiOptions& options, NoteChannel& notes);
 
+  // From the next exchange on: see borrower.h.
+  void borrow(std::shared_ptr<OwnedBytes> memory) { lent_ = std::move(memory); }
   // All of them are finished before. The exchange must stay until they are again, or dropped.
   void begin(const Exchange& exchange);
   // A note of kind offer, request or grant has come.
@@ -26,7 +30,8 @@ class Messages {
   bool progress();
   // Whose pieces progress() has received, the last time.
   const std::vector<int>& came_from() const { return came_from_; }
-  // Gives up. No request of MPI points into anyone's memory but the slots, so there is nothing to wait for.
+  // Gives up. No request of MPI points into anyone's memory but the slots and what was lent, so there is nothing to
+  // wait for.
   void drop();
 
   bool finished() const { return unfinished_ == 0; }
@@ -41,7 +46,9 @@ class Messages {
     int peer;
     Frame frame;
     PackCursor cursor;
-    std::int64_t granted = 0;  // pieces that may be sent
+    std::shared_ptr<std::byte> lent = nullptr;  // where it begins, if it lies in lent memory
+    std::int64_t granted = 0;                   // pieces that may be sent
+    std::int64_t started_bytes = 0;
     std::int64_t complete_bytes = 0;
     bool agreed = false;
   };
@@ -49,6 +56,7 @@ class Messages {
     int peer;
     Frame frame;
     std::span<std::byte> bytes;
+    std::shared_ptr<std::byte> lent = nullptr;
     std::int64_t granted_bytes = 0;
     std::int64_t complete_bytes = 0;
     bool agreed = false;
@@ -59,7 +67,11 @@ class Messages {
   };
 
   Heard& heard(int peer) { return heard_[static_cast<std::size_t>(peer)]; }
-  Note note(NoteKind kind, const Frame& frame) const;
+  std::shared_ptr<std::byte> lent_at(std::span<const std::byte> bytes) const;
+  template <class Message>
+  std::int64_t piece_bytes(const Message& message, std::int64_t first) const;
+  template <class Message>
+  Note note(NoteKind kind, const Message& message) const;
   void request_all();
   void agree();
   void compare(int sender, const Note& offer, int receiver, const Note& request) const;
@@ -74,6 +86,7 @@ class Messages {
   MpiOptions options_;
   NoteChannel& notes_;
   Pieces outgoing_pieces_, incoming_pieces_;
+  std::shared_ptr<OwnedBytes> lent_;  // or none
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<int> came_from_;

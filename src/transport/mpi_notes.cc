@@ -50,7 +50,7 @@ void NoteChannel::send(int peer, const Note& note, std::string_view text) {
   const std::size_t bytes = sizeof note + text.size();
   Sent& sent = sent_.emplace_back(Sent{std::make_unique<std::byte[]>(bytes), MPI_REQUEST_NULL});
   std::memcpy(sent.bytes.get(), &note, sizeof note);
-  std::memcpy(sent.bytes.get() + sizeof note, text.data(), text.size());
+  if (!text.empty()) std::memcpy(sent.bytes.get() + sizeof note, text.data(), text.size());
   check_mpi(MPI_Isend(sent.bytes.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag_, comm_, &sent.request),
             "MPI_Isend");
   reap();

@@ -22,7 +22,7 @@ namespace annulus {
 enum class NoteKind : std::int32_t { offer, request, grant, ask, report, failure, leave };
 
 struct Note {
-  static constexpr std::uint32_t kVersion = 0x616e6e01;
+  static constexpr std::uint32_t kVersion = 0x616e6e02;
 
   static Note of(const Report& report);
   Report report() const;
@@ -32,6 +32,7 @@ struct Note {
   Frame frame = {};
   std::int64_t piece_bytes = 0;  // offer, request: must be the same on both sides
   std::int64_t pieces = 0;       // request, grant
+  std::int32_t lent = 0;         // offer, request: whether the message lies in lent memory; on both sides, or neither
   std::int64_t still_ns = 0;     // report
   std::int32_t waiting = 0;      // report
   std::int32_t waits_for = -1;   // report

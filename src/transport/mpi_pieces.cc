@@ -12,7 +12,9 @@ Pieces::Pieces(const MpiWorld& world, int tag, int slots, std::int64_t piece_byt
 }
 
 Pieces::~Pieces() {
-  if (!requests_.empty()) keep_for_mpi(std::move(memory_));
+  if (requests_.empty()) return;
+  keep_for_mpi(std::move(memory_));
+  for (Piece& piece : pieces_) keep_for_mpi(std::move(piece.lent));
 }
 
 std::span<std::byte> Pieces::slot(int index) {
@@ -22,18 +24,26 @@ std::span<std::byte> Pieces::slot(int index) {
 
 std::span<std::byte> Pieces::next_slot() { return slot(free_.back()); }
 
+std::byte* Pieces::memory_of(const Piece& piece, int slot_index) {
+  return piece.lent != nullptr ? piece.lent.get() : slot(slot_index).data();
+}
+
 void Pieces::send(const Piece& piece) {
   MPI_Request request;
-  check_mpi(MPI_Isend(next_slot().data(), static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag_, comm_, &request),
+  check_mpi(MPI_Isend(memory_of(piece, free_.back()), static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag_, comm_,
+                      &request),
             "MPI_Isend");
   start(piece, request);
 }
 
-// A longer piece than agreed must not look like a right one: there is room for whatever a slot can hold.
+// A longer piece than agreed must not look like a right one: there is room for whatever a slot can hold. Beside lent
+// memory there is no room, and MPI refuses.
 void Pieces::receive(const Piece& piece) {
   MPI_Request request;
-  check_mpi(MPI_Irecv(next_slot().data(), static_cast<int>(piece_bytes_), MPI_BYTE, piece.peer, tag_, comm_, &request),
-            "MPI_Irecv");
+  const std::int64_t room = piece.lent != nullptr ? piece.bytes : piece_bytes_;
+  check_mpi(
+      MPI_Irecv(memory_of(piece, free_.back()), static_cast<int>(room), MPI_BYTE, piece.peer, tag_, comm_, &request),
+      "MPI_Irecv");
   start(piece, request);
 }
 
@@ -57,13 +67,13 @@ const std::vector<Pieces::Complete>& Pieces::collect() {
     const auto index = static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]);
     int bytes = 0;
     MPI_Get_count(&statuses_[static_cast<std::size_t>(i)], MPI_BYTE, &bytes);
-    complete_.push_back({pieces_[index], slot(slots_[index]).first(static_cast<std::size_t>(bytes))});
+    complete_.push_back({pieces_[index], {memory_of(pieces_[index], slots_[index]), static_cast<std::size_t>(bytes)}});
     free_.push_back(slots_[index]);
   }
   for (std::size_t i = requests_.size(); i-- > 0;) {
     if (requests_[i] != MPI_REQUEST_NULL) continue;
     requests_[i] = requests_.back();
-    pieces_[i] = pieces_.back();
+    pieces_[i] = std::move(pieces_.back());
     slots_[i] = slots_.back();
     requests_.pop_back();
     pieces_.pop_back();

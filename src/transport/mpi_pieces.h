@@ -1,6 +1,8 @@
-// Pieces: a bounded number of pieces of messages in flight in one direction, in memory of their own.
+// Pieces: a bounded number of pieces of messages in flight in one direction, in memory of their own or in lent memory
+// (borrower.h).
 //
-// A piece has a slot from start to completion. Whoever starts it says what it belongs to and gets that back.
+// A piece has a slot from start to completion. Whoever starts it says what it belongs to and gets that back. A piece of
+// lent memory leaves the memory of its slot alone.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +21,7 @@ class Pieces {
     std::int64_t offset = 0;
     std::int64_t bytes = 0;
     int peer = 0;
+    std::shared_ptr<std::byte> lent = nullptr;  // where its bytes are, kept alive; null: in the slot
   };
 
   Pieces(const MpiWorld& world, int tag, int slots, std::int64_t piece_bytes);
@@ -45,6 +48,7 @@ class Pieces {
 
  private:
   std::span<std::byte> slot(int index);
+  std::byte* memory_of(const Piece& piece, int slot_index);
   void start(const Piece& piece, MPI_Request request);
 
   MPI_Comm comm_;

@@ -1,11 +1,18 @@
 // How an MPI process begins and ends. MPI_Finalize waits for all processes, and a rank that is lost never comes: so
 // after a failure the processes say goodbye first, and if one does not answer, MPI_Abort ends the job.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
+#include <string_view>
 #include <thread>
 
 #include "annulus/mpi.h"
 #include "transport/mpi_world.h"
+
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
 
 namespace annulus {
 namespace {
@@ -16,6 +23,34 @@ constexpr int kGoodbyeTag = 0;
 constexpr int kExitCode = 3;  // of the tool: the environment failed, a rank is lost
 constexpr std::chrono::milliseconds kMostPatience{10'000};
 constexpr std::chrono::milliseconds kPatienceWithLostRanks{1'000};
+
+// The library that is loaded is asked, which need not be the one that this was built with.
+bool says_cuda_aware() {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA)
+  return MPIX_Query_cuda_support() != 0;
+#elif defined(MPIX_GPU_SUPPORT_CUDA)
+  int answer = 0;
+  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &answer) == MPI_SUCCESS && answer != 0;
+#else
+  return false;
+#endif
+}
+
+// What is true of every rank: environments may differ, and hosts may have different libraries. Throws on all ranks, or
+// on none.
+bool cuda_aware_everywhere(const MpiWorld& world) {
+  const char* const given = std::getenv("ANNULUS_MPI_CUDA");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+  const std::string_view text = given == nullptr ? "" : given;
+  const bool is_wrong = !text.empty() && text != "0" && text != "1";
+  int least = is_wrong ? -1 : text.empty() ? static_cast<int>(says_cuda_aware()) : static_cast<int>(text == "1");
+  MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, world.comm);
+  if (least < 0)
+    throw InvalidArgument("ANNULUS_MPI_CUDA must be 0 or 1, or unset; got " +
+                          (is_wrong ? "'" + std::string(text) + "' on rank " + std::to_string(world.rank)
+                                    : std::string("something else on another rank")) +
+                          ": 1 where MPI takes memory of GPUs, 0 where it must not be given any");
+  return least > 0;
+}
 
 // Whether every process is at its end. Lost ranks may have come back, and get a moment to say so.
 bool all_said_goodbye(const MpiWorld& world) {
@@ -66,6 +101,12 @@ MpiProcess::MpiProcess(int* argc, char*** argv) : world_(std::make_shared<MpiWor
   MPI_Comm_set_errhandler(world_->comm, MPI_ERRORS_RETURN);
   MPI_Comm_rank(world_->comm, &world_->rank);
   MPI_Comm_size(world_->comm, &world_->size);
+  try {
+    world_->cuda_aware = cuda_aware_everywhere(*world_);
+  } catch (const InvalidArgument&) {
+    if (world_->owns_mpi) MPI_Finalize();
+    throw;
+  }
 }
 
 MpiProcess::~MpiProcess() {
@@ -81,5 +122,6 @@ MpiProcess::~MpiProcess() {
 
 int MpiProcess::rank() const { return world_->rank; }
 int MpiProcess::size() const { return world_->size; }
+bool MpiProcess::cuda_aware() const { return world_->cuda_aware; }
 
 }  // namespace annulus

@@ -18,8 +18,9 @@ struct MpiWorld {
   MPI_Comm comm = MPI_COMM_NULL;  // our own, so that tags are ours
   int rank = 0;
   int size = 1;
-  bool owns_mpi = false;  // and must finalize it
-  int groups = 0;         // made so far; tags keep their messages apart
+  bool owns_mpi = false;    // and must finalize it
+  int groups = 0;           // made so far; tags keep their messages apart
+  bool cuda_aware = false;  // on all ranks
   // After a failure the processes end differently.
   bool failed = false;
   std::set<int> lost;                     // ranks that will hardly come to the end
@@ -36,8 +37,8 @@ inline void check_mpi(int code, const char* call) {
 }
 
 // Memory that MPI may still use after a failure: kept until the process ends.
-inline void keep_for_mpi(std::unique_ptr<std::byte[]> memory) {
-  static auto& kept = *new std::vector<std::unique_ptr<std::byte[]>>;
+inline void keep_for_mpi(std::shared_ptr<const void> memory) {
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
   kept.push_back(std::move(memory));
 }
 

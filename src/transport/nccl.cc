@@ -60,9 +60,8 @@ class NcclTransport final : public DeviceTransport {
   void connect(const LinkMaker& maker);
 
   std::string_view name() const override { return "nccl"; }
-  std::int64_t staging_bytes() const override {
-    return host_->staging_bytes() + static_cast<std::int64_t>(memory_->bytes().size());
-  }
+  std::int64_t staging_bytes() const override { return host_->staging_bytes() + device_staging_bytes(); }
+  std::int64_t device_staging_bytes() const override { return static_cast<std::int64_t>(memory_->bytes().size()); }
 
  private:
   enum class Part { agreeing, moving, closing, through };

@@ -5,11 +5,16 @@
 //
 // Leg i uses slot i % 2 in both directions: while the host's transport moves it, the GPU packs what leg i + 1 sends on
 // one lane and unpacks what leg i - 1 brought on the other.
+//
+// The slots are pinned memory of the host, from where any transport takes them on. One that takes memory of GPUs is
+// lent slots there, and bytes then never see the host: it gets a slot only when the GPU has packed or unpacked it, as
+// ever, and only slots, since after a failure it may be at them for longer than a caller keeps its memory.
 #include "transport/staged.h"
 
 #include <algorithm>
 #include <array>
 
+#include "transport/borrower.h"
 #include "transport/device_transport.h"
 
 namespace annulus {
@@ -25,13 +30,21 @@ struct Leg {
   std::int64_t first = 0;  // where the piece begins in either message
 };
 
+Borrower* borrower_of(Transport& host) {
+  auto* const borrower = dynamic_cast<Borrower*>(&host);
+  return borrower != nullptr && borrower->takes_device_memory() ? borrower : nullptr;
+}
+
 class StagedTransport final : public DeviceTransport {
  public:
   StagedTransport(std::unique_ptr<Transport> host, std::unique_ptr<DeviceCopies> copies, const StagingOptions& options)
       : DeviceTransport(std::move(host), std::move(copies), options.blocking),
-        name_("staged " + std::string(host_->name())),
-        piece_bytes_(options.piece_bytes),
-        memory_(copies_->host_memory(size() > 1 ? 4 * piece_bytes_ : 0)) {
+        borrower_(borrower_of(*host_)),
+        name_((borrower_ != nullptr ? "CUDA-aware " : "staged ") + std::string(host_->name())),
+        piece_bytes_(options.piece_bytes) {
+    const std::int64_t bytes = size() > 1 ? 4 * piece_bytes_ : 0;
+    memory_ = borrower_ != nullptr ? copies_->device_memory(bytes) : copies_->host_memory(bytes);
+    if (borrower_ != nullptr) borrower_->borrow(memory_);
     for (std::size_t i = 0; i < 2; ++i) {
       packed_[i] = copies_->event();
       unpacked_[i] = copies_->event();
@@ -40,6 +53,7 @@ class StagedTransport final : public DeviceTransport {
   }
   ~StagedTransport() override {
     close();
+    const OnDevice on_device(*copies_);
     copies_->settle();
     if (host_->size() > 1) host_.reset();  // before the memory that it may be reading
   }
@@ -47,6 +61,9 @@ class StagedTransport final : public DeviceTransport {
   std::string_view name() const override { return name_; }
   std::int64_t staging_bytes() const override {
     return host_->staging_bytes() + static_cast<std::int64_t>(memory_->bytes().size());
+  }
+  std::int64_t device_staging_bytes() const override {
+    return borrower_ != nullptr ? static_cast<std::int64_t>(memory_->bytes().size()) : 0;
   }
 
  private:
@@ -65,9 +82,10 @@ class StagedTransport final : public DeviceTransport {
   std::span<std::byte> send_slot(std::size_t leg) { return slot(leg, 0); }
   std::span<std::byte> receive_slot(std::size_t leg) { return slot(leg, 1); }
 
+  Borrower* borrower_;  // the host's transport, where it takes memory of GPUs
   std::string name_;
   std::int64_t piece_bytes_;
-  std::unique_ptr<OwnedBytes> memory_;
+  std::shared_ptr<OwnedBytes> memory_;
   std::array<std::unique_ptr<DeviceEvent>, 2> packed_, unpacked_;  // [slot]
   std::array<std::unique_ptr<DeviceEvent>, 2> ended_;              // [lane]: all that the exchange queued there
   std::vector<Leg> legs_;

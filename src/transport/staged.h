@@ -1,4 +1,4 @@
-// GPU memory over a transport of the host, through memory of the host: device_transports.h.
+// GPU memory over a transport of the host, in pieces: device_transports.h.
 #pragma once
 
 #include "annulus/device_transports.h"

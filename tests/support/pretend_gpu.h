@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "transport/device_copies.h"
 #include "transport/device_link.h"
@@ -99,10 +100,13 @@ class PretendBytes final : public OwnedBytes {
 
 class PretendCopies final : public DeviceCopies {
  public:
-  explicit PretendCopies(int lanes) : lanes_(static_cast<std::size_t>(lanes)) {}
+  explicit PretendCopies(int lanes, int device = 0) : device_(device), lanes_(static_cast<std::size_t>(lanes)) {}
   ~PretendCopies() override { settle(); }
 
-  int device() const override { return 0; }
+  static inline thread_local int current_device = -1;  // of the calling thread
+
+  int device() const override { return device_; }
+  int use(int device) noexcept override { return std::exchange(current_device, device); }
   void* lane(int index) override { return &lanes_[static_cast<std::size_t>(index)]; }
   std::unique_ptr<DeviceEvent> event() override { return std::make_unique<PretendEvent>(); }
   void hold(void* stream, DeviceEvent& event) override {
@@ -134,6 +138,7 @@ class PretendCopies final : public DeviceCopies {
     });
   }
 
+  int device_;
   std::deque<PretendStream> lanes_;
   std::atomic<int> queued_{0};
 };

@@ -1,18 +1,11 @@
-// The conformance suite under mpirun: every process runs the same tests at the same time. The main function adds up
-// failures over ranks, and a failure says on which rank it was.
-#include "annulus/mpi.h"
-
-#include <iostream>
-
+// The conformance suite under mpirun.
 #include "support/sparse_memory.h"
 #include "transport/conformance.h"
 #include "transport/conformance_faults.h"
-#include "transport/mpi_world.h"
+#include "transport/mpi_tests.h"
 
 namespace annulus {
 namespace {
-
-MpiProcess* process = nullptr;
 
 class MpiRanks final : public Ranks {
  public:
@@ -104,30 +97,11 @@ TEST(MpiTransport, AMessageMayTakeLongerThanTheDeadline) {
       });
 }
 
-// Rank 0 prints everything, the others their failures.
-class FailurePrinter final : public ::testing::EmptyTestEventListener {
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (result.failed())
-      std::cerr << "rank " << process->rank() << ": " << result.file_name() << ":" << result.line_number() << ": "
-                << result.message() << std::endl;
-  }
-};
-
-int run_all_tests() {
-  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  if (process->rank() != 0) delete listeners.Release(listeners.default_result_printer());
-  listeners.Append(new FailurePrinter);
-  int failed = RUN_ALL_TESTS();
-  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-  return failed;
-}
-
 }  // namespace
 }  // namespace annulus
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   annulus::MpiProcess process(&argc, &argv);
-  annulus::process = &process;
-  return annulus::run_all_tests();
+  return annulus::run_all_tests(process);
 }

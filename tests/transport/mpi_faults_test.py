@@ -2,7 +2,8 @@
 """Ranks of an MPI job that are killed, stopped, slowed down or throw, seen from outside: the job ends in time, with the
 right exit code, every survivor names the culprit, and no process is left behind.
 
-MPI_RING names the program (mpi_ring.cc), MPIEXEC the launcher with its options. Signals go to processes of our own jobs
+MPI_RING names the program (mpi_ring.cc), MPIEXEC the launcher with its options; with ANNULUS_MPI_CUDA=1 ranks have memory
+of a GPU that is not one, and MPI is given that. Signals go to processes of our own jobs
 only, by the ids that they print.
 """
 
@@ -17,6 +18,7 @@ import unittest
 
 RING = os.environ["MPI_RING"]
 MPIEXEC = shlex.split(os.environ["MPIEXEC"])
+TRANSPORT = "CUDA-aware mpi" if os.environ.get("ANNULUS_MPI_CUDA") == "1" else "mpi"
 RANKS = 3
 TIMEOUT_S = 3
 HANG_S = 60  # far beyond any deadline: who takes longer hangs
@@ -55,7 +57,7 @@ class Job:
                     raise AssertionError(f"never saw '{pattern}' in\n{self.text()}")
 
     def pid(self, rank):
-        return int(self.wait_for(rf"rank {rank} pid (\d+)")[1])
+        return int(self.wait_for(rf"rank {rank} by {TRANSPORT} pid (\d+)")[1])
 
     def end(self):
         """Its exit code, like the shell's."""

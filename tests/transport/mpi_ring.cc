@@ -2,6 +2,8 @@
 //
 //   mpi_ring STEPS STEP_MS TIMEOUT_MS [throw RANK STEP]
 //
+// With ANNULUS_MPI_CUDA=1 the block lies on a GPU that is not one (support/pretend_gpu.h), so any MPI takes it.
+//
 // It ends as the tool does: 0 when all went well, 3 with one line on stderr when a rank is lost.
 #include <csignal>
 #include <cstdlib>
@@ -13,6 +15,8 @@
 #include <unistd.h>
 
 #include "annulus/mpi.h"
+#include "support/pretend_gpu.h"
+#include "transport/staged.h"
 
 namespace annulus {
 namespace {
@@ -35,16 +39,21 @@ void compute(Transport& transport, std::chrono::milliseconds time) {
 // One write a line: the lines of several ranks must not mix.
 void say(std::ostream& out, const std::string& line) { out << line + "\n" << std::flush; }
 
-void run(Transport& transport, const Arguments& arguments) {
+struct Blocks {
+  std::vector<std::byte> out = std::vector<std::byte>(3'000'000), in = out;
+};
+
+void run(Transport& transport, const Arguments& arguments, Blocks& blocks, void* stream) {
   const int rank = transport.rank(), size = transport.size();
   transport.all_gather("the same problem");
-  std::vector<std::byte> out(3'000'000), in(out.size());
+  auto& [out, in] = blocks;
   for (std::int64_t step = 0; step < arguments.steps; ++step) {
     transport.post({.plan = 1,
                     .step = step,
                     .sends = {{.peer = (rank + 1) % size,
                                .blocks = {{.data = out.data(), .run_bytes = static_cast<std::int64_t>(out.size())}}}},
-                    .receives = {{.peer = (rank + size - 1) % size, .bytes = in}}});
+                    .receives = {{.peer = (rank + size - 1) % size, .bytes = in}},
+                    .stream = stream});
     say(std::cout, "rank " + std::to_string(rank) + " step " + std::to_string(step));
     if (rank == arguments.throwing_rank && step == arguments.throwing_step)
       throw OutOfMemory("no memory for the tiles of step " + std::to_string(step));
@@ -58,11 +67,16 @@ int run_rank(MpiProcess& process, const Arguments& arguments) {
   const std::string name = "rank " + std::to_string(process.rank());
   const auto warn = [&](const std::string& text) { say(std::cerr, name + " warns: " + text); };
   try {
-    const auto transport = process.make_transport(
+    support::PretendStream stream;
+    Blocks blocks;  // until abort() has returned a GPU may be at them
+    auto transport = process.make_transport(
         {.timeout = std::chrono::milliseconds(arguments.timeout_ms), .warn = warn, .stop = &stop});
-    say(std::cout, name + " pid " + std::to_string(getpid()));
+    const bool on_gpu = process.cuda_aware();
+    if (on_gpu)
+      transport = make_staged_transport(std::move(transport), std::make_unique<support::PretendCopies>(2), {});
+    say(std::cout, name + " by " + std::string(transport->name()) + " pid " + std::to_string(getpid()));
     try {
-      run(*transport, arguments);
+      run(*transport, arguments, blocks, on_gpu ? &stream : nullptr);
     } catch (const std::exception& error) {
       transport->abort(error.what());
       throw;

@@ -24,6 +24,7 @@ struct RanksParam {
   std::function<std::unique_ptr<Ranks>()> make;
   bool sends_wait = true;        // for the receiver
   bool tells_by_tokens = false;  // texts are gathered first, then tokens say who sends what: errors are worded by those
+  std::function<std::string()> missing = [] { return std::string(); };  // why there can be no such group here, if so
 };
 
 inline std::ostream& operator<<(std::ostream& out, const RanksParam& param) { return out << param.name; }

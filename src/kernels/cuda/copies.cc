@@ -199,6 +199,15 @@ class CudaCopies final : public DeviceCopies {
     return std::make_unique<DeviceBytes>(bytes);
   }
 
+  // Only cudaSetDevice gives a thread a context, even where the device is the thread's already. An error stays for
+  // whoever uses the device next.
+  int use(int device) noexcept override {
+    int before = device;
+    cudaGetDevice(&before);
+    cudaSetDevice(device);
+    return before;
+  }
+
   void reach(int device) override;
   void gather(std::span<const StridedBlock> blocks, int device, std::byte* packed, int lane) override;
   void copy(std::span<const std::byte> from, std::byte* to, int lane) override {

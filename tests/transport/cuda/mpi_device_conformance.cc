@@ -1,17 +1,12 @@
-// The conformance suite under mpirun on GPU memory: every process runs the same tests at the same time. All processes
-// may share one GPU. Failures are added up over ranks, and say on which rank they were.
+// The conformance suite under mpirun on GPU memory. All processes may share one GPU.
 #include <cstdlib>
-#include <iostream>
 
 #include "annulus/device_transports.h"
-#include "annulus/mpi.h"
 #include "transport/cuda/on_gpu.h"
-#include "transport/mpi_world.h"
+#include "transport/mpi_tests.h"
 
 namespace annulus {
 namespace {
-
-MpiProcess* process = nullptr;
 
 int device() {
   int count = 1;
@@ -19,7 +14,7 @@ int device() {
   return process->rank() % count;
 }
 
-using Make = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, const TransportOptions&)>;
+using Make = std::function<std::unique_ptr<Transport>(const TransportOptions&)>;
 
 class MpiGpuRanks final : public Ranks {
  public:
@@ -28,7 +23,7 @@ class MpiGpuRanks final : public Ranks {
 
   void run(const TransportOptions& options, const Body& body) override {
     try {
-      body(std::make_unique<OnGpu>(make_(process->make_transport(options), options), options.blocking));
+      body(std::make_unique<OnGpu>(make_(options), options.blocking));
     } catch (const std::exception& error) {
       ADD_FAILURE() << error.what();
     }
@@ -41,13 +36,18 @@ class MpiGpuRanks final : public Ranks {
 
 std::string name_of(const ::testing::TestParamInfo<RanksParam>& info) { return info.param.name; }
 
-std::unique_ptr<Transport> staged(std::unique_ptr<Transport> host, const TransportOptions&) {
-  return make_staged_transport(std::move(host), device());
+Make staged(bool cuda_aware, std::int64_t piece_bytes) {
+  return [=](const TransportOptions& options) {
+    auto transport = make_staged_transport(process->make_transport(options, {.cuda_aware = cuda_aware}), device(),
+                                           {.piece_bytes = piece_bytes});
+    EXPECT_EQ(transport->name(), cuda_aware ? "CUDA-aware mpi" : "staged mpi");
+    return transport;
+  };
 }
 
 Make nccl(std::int64_t staging_bytes) {
-  return [=](std::unique_ptr<Transport> control, const TransportOptions& options) {
-    return make_nccl_transport(std::move(control), device(),
+  return [=](const TransportOptions& options) {
+    return make_nccl_transport(process->make_transport(options), device(),
                                {.timeout = options.timeout, .staging_bytes = staging_bytes});
   };
 }
@@ -56,11 +56,21 @@ RanksParam param(const std::string& name, const Make& make, bool tells_by_tokens
   return {name, [make] { return std::make_unique<MpiGpuRanks>(make); }, true, tells_by_tokens};
 }
 
-const RanksParam kStaged = param("staged", staged, false);
+// Where MPI says so, or whoever starts the test does (ANNULUS_MPI_CUDA=1).
+RanksParam cuda_aware(const std::string& name, std::int64_t piece_bytes) {
+  RanksParam made = param(name, staged(true, piece_bytes), false);
+  made.missing = [] { return std::string(process->cuda_aware() ? "" : "MPI does not say that it is CUDA-aware"); };
+  return made;
+}
+
+const RanksParam kStaged = param("staged", staged(false, 4 << 20), false);
+const RanksParam kCudaAware = cuda_aware("cuda_aware", 4 << 20);
+const RanksParam kCudaAwareTinyPieces = cuda_aware("cuda_aware_tiny_pieces", 70'001);
 const RanksParam kNccl = param("nccl", nccl(64 << 20), true);
 const RanksParam kTinyPieces = param("nccl_tiny_pieces", nccl(100'000), true);
-INSTANTIATE_TEST_SUITE_P(MpiGpu, Conformance, ::testing::Values(kStaged, kNccl, kTinyPieces), name_of);
-INSTANTIATE_TEST_SUITE_P(MpiGpu, ConformanceFaults, ::testing::Values(kStaged, kNccl), name_of);
+INSTANTIATE_TEST_SUITE_P(MpiGpu, Conformance,
+                         ::testing::Values(kStaged, kCudaAware, kCudaAwareTinyPieces, kNccl, kTinyPieces), name_of);
+INSTANTIATE_TEST_SUITE_P(MpiGpu, ConformanceFaults, ::testing::Values(kStaged, kCudaAware, kNccl), name_of);
 
 // Run without an NCCL_HOSTID for each rank, on one GPU: every rank hears of it.
 TEST(Nccl, TakesOneRankAGpu) {
@@ -72,34 +82,16 @@ TEST(Nccl, TakesOneRankAGpu) {
                                           {"one rank a GPU", "rank 0 and rank 1", "NCCL_HOSTID"});
 }
 
-class FailurePrinter final : public ::testing::EmptyTestEventListener {
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (result.failed())
-      std::cerr << "rank " << process->rank() << ": " << result.file_name() << ":" << result.line_number() << ": "
-                << result.message() << std::endl;
-  }
-};
-
-int run_all_tests() {
-  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  if (process->rank() != 0) delete listeners.Release(listeners.default_result_printer());
-  listeners.Append(new FailurePrinter);
-  int failed = RUN_ALL_TESTS();
-  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-  return failed;
-}
-
 }  // namespace
 }  // namespace annulus
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   annulus::MpiProcess process(&argc, &argv);
-  annulus::process = &process;
   // Processes that share a GPU pass for hosts of their own, unless only the refusal of that is tested.
   if (argc < 2 || std::string(argv[1]) != "refusal") {
     setenv("NCCL_HOSTID", ("annulus-" + std::to_string(process.rank())).c_str(), 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   }
-  return annulus::run_on_gpu(annulus::run_all_tests);
+  return annulus::run_on_gpu([&] { return annulus::run_all_tests(process); });
 }
