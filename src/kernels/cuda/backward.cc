@@ -53,7 +53,8 @@ struct Pass {
 // What one kernel does, in order.
 struct Tiled {
   std::string name;
-  bool adds_dq;              // into sums in fp32, in no fixed order
+  bool adds_dq;              // into sums in fp32,
+  bool in_order;             // tile after tile, or in no fixed order
   std::vector<Pass> deltas;  // eq. 8: one a branch
   std::vector<Pass> passes;
 };
@@ -114,15 +115,15 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
-  std::int64_t sum_floats() const {
-    return problem.batch * problem.heads * sum_layout(problem).rows * problem.head_dim;
-  }
+  std::int64_t sum_rows() const { return problem.batch * problem.heads * sum_layout(problem).rows; }
+  std::int64_t sum_floats() const { return sum_rows() * problem.head_dim; }
 
   ScheduleRules rules_for(TileShape shape, int arrivals, int sums, const BackwardOptions& options) const {
     ScheduleRules rules;
     rules.shape = shape;
     rules.arrivals = arrivals;
-    // What the rows need anyway comes off, so that sums of dq and 256 MiB are all.
+    // What the rows need anyway comes off, so that sums of dq and 256 MiB are all, as far as a quarter is left for
+    // state.
     const std::int64_t numbers = rows() * delta_count() + 2 * copied_numbers(problem);
     rules.state_bytes = std::max(rules.state_bytes / 4, rules.state_bytes - 4 * numbers) / sums;
     rules.forced_sweeps = options.sweeps;
@@ -146,8 +147,10 @@ struct Backward::Impl {
   }
 
   void add_sm90(const Plan& plan, const BackwardOptions& options) {
-    Tiled choice{"sm90", !options.deterministic, delta_passes(), {}};
-    if (options.deterministic) {
+    // Blocks of queries are the same to all tiles of a group, so that these can take turns, where there is one branch.
+    const bool in_order = options.deterministic && problem.pattern.branches.size() == 1;
+    Tiled choice{"sm90", !options.deterministic || in_order, in_order, delta_passes(), {}};
+    if (!choice.adds_dq) {
       ScheduleRules rules = rules_for(sm90::dq_tile_shape(problem), sm90::gradient_arrivals(), 1, options);
       rules.folds = folds();
       choice.passes.emplace_back(mma::Part::dq, 0, 1, sm90::prepare_dq(problem) * device.multiprocessors,
@@ -155,6 +158,7 @@ struct Backward::Impl {
     }
     ScheduleRules rules = rules_for(sm90::gradient_tile_shape(problem), sm90::gradient_arrivals(), 2, options);
     rules.folds = folds();
+    rules.in_order = in_order;
     choice.passes.emplace_back(mma::Part::dk_dv, 0, 2, sm90::prepare_gradient(problem) * device.multiprocessors,
                                make_key_schedule(problem, plan, rules));
     if (choice.adds_dq) add_regions(plan, choice.passes.back());
@@ -173,7 +177,7 @@ struct Backward::Impl {
   }
 
   void add_mma(const Plan& plan, const BackwardOptions& options) {
-    Tiled choice{"mma", false, delta_passes(), {}};
+    Tiled choice{"mma", false, false, delta_passes(), {}};
     const auto add = [&](mma::Part part, int sums) {
       const ScheduleRules rules = rules_for(mma::gradient_tile_shape(problem), 1, sums, options);
       choice.passes.emplace_back(
@@ -217,6 +221,7 @@ struct Backward::Impl {
     Control* control = nullptr;
     float* delta = nullptr;
     float* dq_sums = nullptr;
+    unsigned* tiles_added = nullptr;
     float* lse_copy = nullptr;  // where the order of the sums is not that of the positions
     float* delta_copy = nullptr;
     unsigned* ended = nullptr;     // of the regions
@@ -249,6 +254,7 @@ struct Backward::Impl {
       memory.lse_copy = carver.take<float>("delta", copied_numbers(problem));
       memory.delta_copy = carver.take<float>("delta", copied_numbers(problem));
       memory.dq_sums = carver.take<float>("dq sums", sum_floats());
+      if (choice->in_order) memory.tiles_added = carver.take<unsigned>("dq sums", sum_rows());
       memory.ended = carver.take<unsigned>("control", choice->passes.back().regions.count);
     }
     std::int64_t most = 0;
@@ -389,6 +395,7 @@ struct Backward::Impl {
     g.common.control = memory.control;
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
+    g.tiles_added = memory.tiles_added;
     if (g.dq_sums != nullptr) g.sums = sum_layout(problem);
     place_numbers(g, memory.lse_copy, memory.delta_copy);
     g.regions = regions_of(problem.tokens, 1);
@@ -458,11 +465,11 @@ std::string Backward::explain() const {
   for (const Pass& pass : impl_->tiled.front().passes) {
     const Schedule& schedule = pass.schedule;
     const bool of_keys = pass.part != mma::Part::dq;
-    text << (pass.part == mma::Part::dq   ? "dq"
-             : pass.part == mma::Part::dk ? "dk"
-             : pass.part == mma::Part::dv ? "dv"
-             : kernel() == "sm90"         ? "dq, dk, dv"
-                                          : "dk, dv")
+    text << (pass.part == mma::Part::dq     ? "dq"
+             : pass.part == mma::Part::dk   ? "dk"
+             : pass.part == mma::Part::dv   ? "dv"
+             : impl_->tiled.front().adds_dq ? "dq, dk, dv"
+                                            : "dk, dv")
          << ": " << schedule.tile_count << " tiles of " << schedule.tiling.shape.query_rows
          << (of_keys ? " keys, " : " queries, ") << schedule.tiling.shape.key_rows
          << (of_keys ? " queries a block\n" : " keys a block\n");

@@ -13,7 +13,8 @@ inline constexpr KernelChoice kBackwardKernels[] = {
     {"sm90",
      "sm_90; bf16, fp16; head sizes 64, 128; scale between 1e-30 and 1e30; up to 12 branches; addresses and strides "
      "in multiples of 16 bytes",
-     "copy engine and wgmma; dq is added up in fp32, or, deterministic, made by a kernel of its own"},
+     "copy engine and wgmma; dq is added up in fp32; deterministic: in order, or of several branches by a kernel of "
+     "its own"},
     {"mma", "sm_80 and newer; every type; head sizes up to 256; any strides",
      "tensor cores by mma.sync, a pass for dq and one for dk and dv; the same bits run after run"},
     {"rows", "everything", "row by row: corners that no other takes, and rows whose result is not finite"},

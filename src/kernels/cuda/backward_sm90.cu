@@ -87,17 +87,21 @@ int prepare_gradient(const Problem& problem) {
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "raise the shared memory of the kernel `sm90`");
     };
-    raise(gradient<kConfig, T, false, kMaxGradientBranches>, kGradientConfig<kConfig, false>.shared_bytes());
-    raise(gradient<kConfig, T, true, kMaxGradientBranches>, kGradientConfig<kConfig, true>.shared_bytes());
-    raise(gradient<kConfig, T, true, kFewBranches>, kGradientConfig<kConfig, true>.shared_bytes());
+    const auto prepare = [&]<DqSums kSums, int kBranches>() {
+      raise(gradient<kConfig, T, kSums, kBranches>, kGradientConfig<kConfig, kSums>.shared_bytes());
+    };
+    prepare.template operator()<DqSums::none, kMaxGradientBranches>();
+    prepare.template operator()<DqSums::unordered, kMaxGradientBranches>();
+    prepare.template operator()<DqSums::unordered, kFewBranches>();
+    prepare.template operator()<DqSums::in_order, kFewBranches>();
   });
   return 1;
 }
 
 void launch_gradient(const GradientLaunch& g, const LaunchShape& shape, cudaStream_t stream) {
   with_kernel(shape.dtype, g.common.head_dim, g.causal, [&]<int kConfig, class T>() {
-    const auto start = [&]<bool kDq, int kBranches>() {
-      constexpr Sm90GradientConfig kC = kGradientConfig<kConfig, kDq>;
+    const auto start = [&]<DqSums kSums, int kBranches>() {
+      constexpr Sm90GradientConfig kC = kGradientConfig<kConfig, kSums>;
       cudaLaunchConfig_t config{};
       cudaLaunchAttribute attribute{};
       set_overlap(config, attribute, shape.overlaps);
@@ -105,13 +109,15 @@ void launch_gradient(const GradientLaunch& g, const LaunchShape& shape, cudaStre
       config.blockDim = kGradientThreads;
       config.dynamicSmemBytes = kC.shared_bytes();
       config.stream = stream;
-      check(cudaLaunchKernelEx(&config, gradient<kConfig, T, kDq, kBranches>,
+      check(cudaLaunchKernelEx(&config, gradient<kConfig, T, kSums, kBranches>,
                                make_params<kBranches>(g, shape, kC.query_rows)),
             "start the kernel `sm90`");
     };
-    if (g.dq_sums == nullptr) return start.template operator()<false, kMaxGradientBranches>();
-    if (g.common.tiling.branch_count <= kFewBranches) return start.template operator()<true, kFewBranches>();
-    start.template operator()<true, kMaxGradientBranches>();
+    if (g.dq_sums == nullptr) return start.template operator()<DqSums::none, kMaxGradientBranches>();
+    if (g.tiles_added != nullptr) return start.template operator()<DqSums::in_order, kFewBranches>();
+    if (g.common.tiling.branch_count <= kFewBranches)
+      return start.template operator()<DqSums::unordered, kFewBranches>();
+    start.template operator()<DqSums::unordered, kMaxGradientBranches>();
   });
 }
 

@@ -62,12 +62,21 @@ struct GradientShared {
   __device__ std::uint32_t item_full(int slot) const { return number_empty(C.kNumberSlots) + 8 * slot; }
   __device__ std::uint32_t item_empty(int slot) const { return item_full(2) + 8 * slot; }
   __device__ std::uint32_t item_due() const { return item_empty(2); }
+  // Where sums of dq are added in order.
+  __device__ std::uint32_t sum_due(int slot) const { return item_due() + 8 + 8 * slot; }
+  __device__ std::uint32_t sum_added(int slot) const { return sum_due(C.kSumSlots) + 8 * slot; }
 };
 
 // The region of a tile, or of the note of one.
 template <class Named>
 __device__ __forceinline__ std::int64_t region_of(const Regions& regions, const Named& tile, int kv_head) {
   return regions.index(tile.batch, tile.cell_end - 1, kv_head);
+}
+
+// The query of a part that a tile meets first, the first one of a block.
+template <Sm90GradientConfig C>
+__device__ __forceinline__ int first_met(const TileBranch& part) {
+  return (first_block(part, C.causal, C.query_rows) + (C.query_step() > 0 ? 0 : part.blocks - 1)) * C.query_rows;
 }
 
 // ---- Producer, warp 2, one thread: which keys and which head are next
@@ -136,7 +145,7 @@ class ItemFinder {
   // run. Where none waits, a block knows its first tile without the counter, and is fed while the kernel before, which
   // clears the counter, still runs.
   __device__ __forceinline__ void take_tile(const Launch& launch) {
-    const bool by_block = launch.sets == nullptr;
+    const bool by_block = launch.sets == nullptr && g_.tiles_added == nullptr;
     if (by_block && index_ < 0) {
       index_ = blockIdx.x;
       return;
@@ -209,9 +218,9 @@ class Feeder {
   __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool values_due) {
     const StridedRows& queries = p_.query[part.branch];
     const int residue = part.key_begin % queries.stride;
-    int row = part.key_begin / queries.stride + first_block(part, C.causal, C.query_rows) * C.query_rows;
+    int row = part.key_begin / queries.stride + first_met<C>(part);
     const int head = item.tile.head, batch = item.tile.batch;
-    for (int n = part.blocks; n > 0; --n, row += C.query_rows) {
+    for (int n = part.blocks; n > 0; --n, row += C.query_step()) {
       const std::uint32_t query_full = sh_.query_full(query_.slot), grad_full = sh_.grad_full(grad_.slot);
       ptx::mbarrier_wait_asleep(sh_.query_empty(query_.slot), query_.parity ^ 1);
       ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
@@ -330,7 +339,7 @@ class Clerk {
     constexpr int kNumbers = C.query_rows / 32;
     const Tile& tile = item.tile;
     const int dilation = g_.common.tiling.branches[part.branch].dilation;
-    int first = first_block(part, C.causal, C.query_rows) * C.query_rows;
+    int first = first_met<C>(part);
     const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
     const int step = dilation / g_.sums.stride;
     int row = g_.sums.row(part.key_begin + dilation * first);
@@ -359,20 +368,21 @@ class Clerk {
         block.sums = head * g_.sums.rows * C.head_dim;
         block.first = row;
         block.step = step;
-        block.rows = min(rows, C.query_rows);
+        block.rows = static_cast<std::int16_t>(min(rows, C.query_rows));
         block.low = part.first - first;
         block.low_step = part.step;
-        block.last = is_last && n == 1 ? 1 : 0;
+        block.last = is_last && n == 1;
+        if constexpr (C.sums == DqSums::in_order) block.tile = part.first / C.kKeyRows;
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read them
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_full(slot_.slot));
       slot_.template advance<C.kNumberSlots>();
       block_ = (block_ + 1) % C.kBlocks;
-      first += C.query_rows;
-      row += step * C.query_rows;
-      lse_of += static_cast<std::int64_t>(step) * C.query_rows;
-      delta_of += static_cast<std::int64_t>(step) * C.query_rows;
+      first += C.query_step();
+      row += step * C.query_step();
+      lse_of += static_cast<std::int64_t>(step) * C.query_step();
+      delta_of += static_cast<std::int64_t>(step) * C.query_step();
     }
   }
 
@@ -384,7 +394,7 @@ class Clerk {
   int block_ = 0;
 };
 
-// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers; which tiles have ended
+// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers; which tiles have added to a block, and ended
 
 template <Sm90GradientConfig C, class T>
 class Closer {
@@ -403,6 +413,8 @@ class Closer {
       const GradientNote& note = sh_.notes[key.slot];
       if (note.done) return;
       if (note.is_last && note.step > 1) clear(note);
+      if constexpr (C.sums == DqSums::in_order)
+        if (!note.empty) take_turns();
       unsigned* ended =
           g_.regions.ended == nullptr ? nullptr : g_.regions.ended + region_of(g_.regions, note, note.kv_head);
       __syncwarp();
@@ -414,6 +426,58 @@ class Closer {
   }
 
  private:
+  // A block of queries whose dQ is added in order.
+  struct Turn {
+    unsigned* tiles_added;
+    unsigned tile;
+    bool is_last;
+  };
+
+  __device__ __forceinline__ Turn read_turn() {
+    ptx::mbarrier_wait_asleep(sh_.number_full(number_.slot), number_.parity);
+    const GradientBlock& block = sh_.blocks[block_];
+    const Turn turn{g_.tiles_added + (block.sums / C.head_dim + block.first), static_cast<unsigned>(block.tile),
+                    block.last};
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_empty(number_.slot));
+    number_.template advance<C.kNumberSlots>();
+    block_ = (block_ + 1) % C.kBlocks;
+    return turn;
+  }
+
+  // Consumers add to the blocks of a tile when the tiles before have; when both have, a block is the next tile's. They
+  // may be two blocks ahead: the next one is asked for while what they added to this one becomes visible to all.
+  __device__ __forceinline__ void take_turns() {
+    Turn next = read_turn();
+    bool has_next = true;
+    unsigned tiles = 0;                            // that are known to have added to the next block
+    unsigned *due = nullptr, *due_next = nullptr;  // what counts them, of the blocks that consumers may add to
+    int due_count = 0;
+    for (;;) {
+      while (has_next && due_count < C.kSumSlots) {
+        if (tiles < next.tile) tiles = __shfl_sync(0xffffffffu, ptx::load_acquire(next.tiles_added), 0);
+        if (tiles < next.tile && due_count > 0) break;
+        if (tiles < next.tile) continue;
+        if (lane_ == 0) ptx::mbarrier_arrive(sh_.sum_due(asked_.slot));
+        asked_.template advance<C.kSumSlots>();
+        (due_count++ == 0 ? due : due_next) = next.tiles_added;
+        has_next = !next.is_last;
+        if (has_next) next = read_turn();
+        tiles = 0;
+      }
+      if (due_count == 0) return;
+      ptx::mbarrier_wait_asleep(sh_.sum_added(added_.slot), added_.parity);
+      added_.template advance<C.kSumSlots>();
+      if (has_next) tiles = ptx::load_relaxed(next.tiles_added);
+      ptx::fence_gpu();
+      __syncwarp();
+      if (lane_ == 0) ptx::add_relaxed(due, 1);
+      tiles = __shfl_sync(0xffffffffu, tiles, 0);
+      due = due_next;
+      --due_count;
+    }
+  }
+
   // Rows [clear_begin, clear_begin + step) + i * stride but for the tile's own.
   __device__ __forceinline__ void clear(const GradientNote& note) const {
     for (int e = 0; e < note.step; ++e) {
@@ -437,6 +501,8 @@ class Closer {
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_, chunk_;
+  Ring number_, asked_, added_;  // sums in order: records read, blocks that are due, and that were added to
+  int block_ = 0;
 };
 
 }  // namespace annulus::cuda::sm90

@@ -111,6 +111,9 @@ struct GradientLaunch {
   std::int64_t delta_offset[kMaxBranches] = {};  // of a branch of the tiling; eq. 7 has one Delta for all
   float* dq_sums = nullptr;                      // [batch, heads] of SumLayout, for kernels that add to dq
   SumLayout sums;
+  // [batch, heads, sums.rows], of one branch: how many tiles of keys have added to the block of queries that begins at
+  // a row, where they do it one after the other. Each waits for those before it in its group. Null: in any order.
+  unsigned* tiles_added = nullptr;
   // LSE and Delta as the Hopper kernel reads them, in the order of the sums: rows of a block lie side by side. The same
   // as above where that is the order of the positions, else copies.
   const float* ordered_lse = nullptr;  // [batch, heads, number_rows]

@@ -2,7 +2,7 @@
 //
 //   producer, warp 0       has the copy engine bring K of a tile, then Q and dO of all queries that see it, branch by
 //                          branch, head by head, and V behind the first of them
-//   producer, warp 1       clears rows of dK and dV that nothing covers, and says when a tile has ended
+//   producer, warp 1       clears rows of dK and dV that nothing covers, says when a tile has ended, and takes turns
 //   producer, warp 2       finds the next tile when the present one is nearly fed
 //   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
@@ -11,6 +11,10 @@
 // over keys: each consumer leaves its dS^T in shared memory, and both make one half of dQ from all 128 keys, a block
 // later than the rest, so that they need not keep step. dQ leaves by additions in fp32, straight from registers. dK and
 // dV are stored from there when the tile ends, while its last dQ is made.
+//
+// Where dQ shall have the same bits run after run, tiles add to a block of queries one after the other (DqSums). A tile
+// waits for tiles alone that were taken before it, so waiting cannot deadlock. Warp 1 asks whether the tile before has
+// added, and tells the next one.
 //
 // When tiles run out, consumers round dq from its sums, wherever all tiles have ended.
 //
@@ -24,6 +28,7 @@
 //   grad_full / grad_empty       per slot: dO
 //   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                      per slot: dS of both consumers; nobody says that it is read, see kDsSlots
+//   sum_due / sum_added          per slot: dQ of a block may be added in order, and has been
 //
 // Queries behind the end of a group have a huge LSE, so their weights are 0; keys behind the end of a tile become 0. As
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
@@ -36,10 +41,10 @@
 
 namespace annulus::cuda::sm90 {
 
-// Without kDq the sums of dq are left alone (dq_sm90.cuh makes it).
-template <Sm90GradientConfig C, class T, bool kDq>
+template <Sm90GradientConfig C, class T>
 __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientShared<C>& sh, int group, int thread) {
   constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
+  constexpr bool kDq = C.sums != DqSums::none;
   constexpr bool kByRows = C.query_rows == 128;  // the consumers' halves of dQ: 64 queries each, or 64 columns each
   static_assert(!kDq || C.ds_slots >= kDsSlots);
   static_assert((C.head_dim == 128 && !kByRows) || (C.head_dim == 64 && kByRows));
@@ -54,6 +59,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   // dS of the block before, be it another tile's; at first a phase that has passed, of a slot that nobody writes yet.
   Ring d_before{kDsSlots - 1, 1};
   Ring number;  // LSE and Delta: of this block until dS is made, then of the next one
+  Ring sum;     // dQ of a block that is added in order
   int block = 0;
   std::uint32_t own_key = sh.key, next_key = sh.key;  // slots: of the tile, and of the next S
   bool goes_on = false;                               // the next tile's first P is made in this one's last turn
@@ -110,7 +116,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   // Whether no query of the block sees this group's keys.
   const auto sees_nothing = [&](int record) __attribute__((always_inline)) {
     const GradientBlock& now = sh.blocks[record];
-    return C.causal && now.low + now.low_step * (group * 64) >= C.query_rows && now.last == 0;
+    return C.causal && now.low + now.low_step * (group * 64) >= C.query_rows && !now.last;
   };
   // In a tile's last turn: whether S of the next tile's first block can be made now. Then its keys and queries are
   // there.
@@ -174,6 +180,15 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
                      dq[8 * j + 5 + 2 * r]);
       to += static_cast<std::int64_t>(now.step) * (8 * C.head_dim);  // 8 rows are a whole number of groups further
+    }
+  };
+  const auto add_dq = [&](int record) __attribute__((always_inline)) {
+    if constexpr (C.sums == DqSums::in_order) ptx::mbarrier_wait(sh.sum_due(sum.slot), sum.parity);
+    put_dq(record);
+    if constexpr (C.sums == DqSums::in_order) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(sh.sum_added(sum.slot));
+      sum.advance<C.kSumSlots>();
     }
   };
 
@@ -310,7 +325,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
       ptx::mbarrier_wait(sh.value_full(), value.parity);
       do {
         // P of this block is known.
-        last = sh.blocks[block].last != 0;
+        last = sh.blocks[block].last;
         ptx::mbarrier_wait(sh.grad_full(grad.slot), grad.parity);
         issue_dp(grad.slot, number.slot);
         issue_sum(dv, prob, sh.grad_slab(grad.slot));
@@ -352,7 +367,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         if constexpr (kDq && C.dq_leaves_first) {
           ptx::wgmma_wait<2>();
           ptx::pin(dq);
-          if (!first) put_dq(before);
+          if (!first) add_dq(before);
           ptx::wgmma_wait<1>();
           exponentials(goes_on ? after : block);
         } else if constexpr (kDq) {
@@ -364,7 +379,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
           } else {
             ptx::wgmma_wait<1>();
             ptx::pin(dq);
-            put_dq(before);
+            add_dq(before);
           }
         } else {
           ptx::wgmma_wait<1>();
@@ -401,7 +416,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     }
     if constexpr (kDq) {
       ptx::pin(dq);
-      if (!note.empty) put_dq((block + C.kBlocks - 1) % C.kBlocks);
+      if (!note.empty) add_dq((block + C.kBlocks - 1) % C.kBlocks);
     }
     if (note.signal_set != kNoSet) {
       __threadfence();
@@ -415,9 +430,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
 }
 
 // By number: nvcc 13.0 writes stubs that do not compile for kernels with an argument of class type in a namespace.
-template <int kConfig, class T, bool kDq, int kBranches>
+template <int kConfig, class T, DqSums kSums, int kBranches>
 __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_constant__ GradientParams<kBranches> p) {
-  constexpr Sm90GradientConfig C = kGradientConfig<kConfig, kDq>;
+  constexpr Sm90GradientConfig C = kGradientConfig<kConfig, kSums>;
   using Params = GradientParams<kBranches>;
   extern __shared__ __align__(1024) std::uint8_t raw[];  // slots begin at multiples of 1024
   const GradientShared<C> sh(raw);
@@ -442,13 +457,17 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     }
     for (int i = 0; i < C.kNumberSlots; ++i) {
       ptx::mbarrier_init(sh.number_full(i), 1);
-      ptx::mbarrier_init(sh.number_empty(i), 8);
+      ptx::mbarrier_init(sh.number_empty(i), C.sums == DqSums::in_order ? 9 : 8);  // warp 1 reads the record
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(sh.item_full(i), 1);
       ptx::mbarrier_init(sh.item_empty(i), 2);
     }
     ptx::mbarrier_init(sh.item_due(), 1);
+    for (int i = 0; C.sums == DqSums::in_order && i < C.kSumSlots; ++i) {
+      ptx::mbarrier_init(sh.sum_due(i), 1);
+      ptx::mbarrier_init(sh.sum_added(i), 8);
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -466,8 +485,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     }
   } else {
     ptx::registers_up<kGradientConsumerRegisters>();
-    consume<C, T, kDq>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
-    if constexpr (kDq)
+    consume<C, T>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
+    if constexpr (kSums != DqSums::none)
       if (p.launch.regions.ended != nullptr) delta::round_ended<T, C.head_dim>(p.launch, lane);
   }
 }

@@ -33,15 +33,24 @@ struct GradientBlock {
   std::int64_t sums = 0;  // where the head's sums of dq begin
   int first = 0;          // row of the first query in SumLayout,
   int step = 1;           // from one query to the next
-  int rows = 0;           // queries; the slot may have more rows
+  std::int16_t rows = 0;  // queries; the slot may have more rows
+  bool last = false;      // of the tile
   int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
   int low_step = 0;       // low + i * low_step on
-  int last = 0;           // of the tile
+  int tile = 0;           // which of the group's tiles of keys meets it
 };
+static_assert(sizeof(GradientBlock) == 32);  // there is hardly a byte left at D = 128
 
 // So that the consumers need not keep step: who finds dS of a block shared by both knows that the other one is through
 // with the block two before it, whose slot is written next.
 inline constexpr int kDsSlots = 3;
+
+// How dq comes about.
+enum class DqSums {
+  none,       // by another kernel: dq_sm90.cuh
+  unordered,  // added up as tiles come by: other bits in every run
+  in_order,   // added up tile after tile, as GradientLaunch::tiles_added says
+};
 
 struct Sm90GradientConfig {
   int head_dim = 0;
@@ -51,17 +60,25 @@ struct Sm90GradientConfig {
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
   int ds_slots = kDsSlots;       // shared between the consumers, for dQ
+  DqSums sums = DqSums::unordered;
 
   static constexpr int kKeyRows = 128;  // two consumer groups of 64
   static constexpr int kKeySlots = 2;   // the next tile begins while this one still ends
   static constexpr int kBlocks = 4;     // records: those of the numbers, the block whose dQ is late, and one
   static constexpr int kNumberSlots = 2;
+  static constexpr int kSumSlots = 2;  // blocks that consumers may add to in order
+  // From block to block. Causal tiles that add in order begin with the last queries: all of a group meet those, so that
+  // one follows the other at once, while the first queries are met by one tile after the other.
+  ANNULUS_HOST_DEVICE constexpr int query_step() const {
+    return causal && sums == DqSums::in_order ? -query_rows : query_rows;
+  }
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 16; }  // LSE and Delta
   ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
-    return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5);
+    return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5 +
+                (sums == DqSums::in_order ? 2 * kSumSlots : 0));
   }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
     return (kKeySlots + 1) * key_bytes() + query_slots * query_bytes() + kNumberSlots * number_bytes() +
@@ -87,15 +104,16 @@ inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
     {.head_dim = 64, .causal = true, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
 };
 
-// dK and dV alone: dS never leaves registers, and every head size has room for three slots.
-constexpr Sm90GradientConfig without_dq(Sm90GradientConfig config) {
-  config.ds_slots = 0;
-  config.query_slots = config.grad_slots = 3;
+constexpr Sm90GradientConfig with_sums(Sm90GradientConfig config, DqSums sums) {
+  config.sums = sums;
+  if (sums == DqSums::none) {  // dS never leaves registers, and every head size has room for three slots
+    config.ds_slots = 0;
+    config.query_slots = config.grad_slots = 3;
+  }
   return config;
 }
-template <int kConfig, bool kDq>
-inline constexpr Sm90GradientConfig kGradientConfig = kDq ? kSm90GradientConfigs[kConfig]
-                                                          : without_dq(kSm90GradientConfigs[kConfig]);
+template <int kConfig, DqSums kSums>
+inline constexpr Sm90GradientConfig kGradientConfig = with_sums(kSm90GradientConfigs[kConfig], kSums);
 
 // dQ alone, by tiles of queries.
 struct Sm90DqConfig {
@@ -131,7 +149,8 @@ constexpr bool fits(const Sm90GradientConfig& config) {
 }
 constexpr bool all_gradients_fit() {
   for (const Sm90GradientConfig& config : kSm90GradientConfigs)
-    if (!fits(config) || !fits(without_dq(config))) return false;
+    if (!fits(config) || !fits(with_sums(config, DqSums::none)) || !fits(with_sums(config, DqSums::in_order)))
+      return false;
   for (const Sm90DqConfig& config : kSm90DqConfigs)
     if (config.shared_bytes() > kMostSharedBytes) return false;
   return true;

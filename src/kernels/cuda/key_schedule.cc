@@ -10,6 +10,9 @@ namespace {
 
 // Of queries: two tiles for each of an H200's multiprocessors, and less than half of its cache for their sums of dQ.
 constexpr std::int64_t kChunkRows = 40960;
+// When causal, and tiles add to dQ one after the other: so many that a tile begins some blocks behind the one before it
+// in its group, though tiles are half as long.
+constexpr std::int64_t kOrderedCausalRows = 65536;
 
 // One head for each key/value head, with every class: which of them a query head takes is asked tile by tile.
 Problem problem_of_keys(Problem problem) {
@@ -40,10 +43,14 @@ void give_classes(const Problem& problem, Schedule& schedule) {
                                           schedule.tiling.branches[b].dilation));
 }
 
-// Cuts stretches into chunks and lets each walk its blocks from the longest to the shortest.
+// Cuts stretches into chunks and lets each walk its blocks slowly: when causal, from the longest to the shortest.
 class Chunker {
  public:
-  Chunker(const Problem& problem, Schedule& schedule) : problem_(problem), schedule_(schedule) {}
+  Chunker(const Problem& problem, TileOrder order, Schedule& schedule)
+      : problem_(problem),
+        order_(order),
+        chunk_rows_(order == TileOrder::blocks && problem.causal ? kOrderedCausalRows : kChunkRows),
+        schedule_(schedule) {}
 
   void cut_all() {
     std::vector<Stretch> given;
@@ -53,18 +60,22 @@ class Chunker {
   }
 
  private:
-  // Queries of a residue of a cell, in one head.
+  // Queries that are under way together, in one head and cell: of one residue, or of all.
   std::int64_t rows(const Stretch& stretch) const {
     const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
     const std::int64_t positions =
         std::min(std::int64_t{stretch.inner_cells} * sweep.cell, std::int64_t{stretch.grid_end} - stretch.grid_begin);
-    return positions / sweep.stride * (problem_.heads / problem_.kv_heads);
+    const int residues = order_ == TileOrder::blocks ? stretch.residues : 1;
+    return positions / sweep.stride * residues * (problem_.heads / problem_.kv_heads);
   }
 
   void cut(const Stretch& stretch) {
-    const std::int64_t most = std::max<std::int64_t>(1, kChunkRows / std::max<std::int64_t>(1, rows(stretch)));
-    if (stretch.batches > 1) return cut_by(stretch, &Stretch::batches, &Stretch::first_batch, 1, 1);
-    if (stretch.outer_cells > 1 && stretch.outer_cells * stretch.heads > most)
+    const std::int64_t most = std::max<std::int64_t>(1, chunk_rows_ / std::max<std::int64_t>(1, rows(stretch)));
+    const std::int64_t of_batch = std::int64_t{stretch.outer_cells} * stretch.heads;
+    if (stretch.batches > 1 && stretch.batches * of_batch > most)
+      return cut_by(stretch, &Stretch::batches, &Stretch::first_batch,
+                    static_cast<int>(std::max<std::int64_t>(1, most / of_batch)), 1);
+    if (stretch.outer_cells > 1 && of_batch > most)
       return cut_by(stretch, &Stretch::outer_cells, &Stretch::first_cell,
                     static_cast<int>(std::max<std::int64_t>(1, most / stretch.heads)), stretch.inner_cells);
     if (stretch.heads > most) return cut_by(stretch, &Stretch::heads, &Stretch::first_head, static_cast<int>(most), 1);
@@ -83,13 +94,15 @@ class Chunker {
   }
 
   void push(Stretch stretch) {
-    stretch.longest_first = true;
+    stretch.order = order_;
     stretch.first_tile = schedule_.tile_count;
     schedule_.tile_count += stretch.tiles();
     schedule_.stretches.push_back(stretch);
   }
 
   const Problem& problem_;
+  TileOrder order_;
+  std::int64_t chunk_rows_;
   Schedule& schedule_;
 };
 
@@ -139,7 +152,10 @@ Schedule make_key_schedule(const Problem& problem, const Plan& plan, const Sched
   Schedule schedule = make_schedule(shared ? problem_of_keys(problem) : problem, plan, rules);
   if (shared) give_classes(problem, schedule);
   schedule.tiling.causal = false;  // blocks in their own order
-  if (problem.causal) Chunker(problem, schedule).cut_all();
+  if (rules.in_order)
+    Chunker(problem, TileOrder::blocks, schedule).cut_all();
+  else if (problem.causal)
+    Chunker(problem, TileOrder::residues, schedule).cut_all();
   return schedule;
 }
 

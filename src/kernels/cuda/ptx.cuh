@@ -47,6 +47,16 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
+// The same in parts, so that one fence serves a load before it and an addition behind it.
+__device__ __forceinline__ unsigned load_relaxed(const unsigned* counter) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void add_relaxed(unsigned* counter, unsigned count) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
 __device__ __forceinline__ void wait_global(const unsigned* counter, unsigned count) {
   while (load_acquire(counter) < count) {
   }

@@ -39,6 +39,7 @@ struct ScheduleRules {
   // from what is there and leaves it there. 0: results are written instead.
   std::int64_t kept_rows = 0;
   std::int64_t kept_first = 0;
+  bool in_order = false;  // tiles of keys, one branch: each waits for the one before it in its group, block by block
 };
 
 // Whether the arithmetic of tiles holds the problem: few enough branches, positions in 31 bits.

@@ -57,6 +57,13 @@ struct Sweep {
   bool is_last = true;     // writes results; otherwise state
 };
 
+// What is slowest of all that tiles of a stretch go through.
+enum class TileOrder {
+  heads,     // the blocks of a residue come one after the other
+  residues,  // and then blocks: when causal, where tiles shall end together
+  blocks,    // where a block waits for the one before
+};
+
 struct Stretch {
   std::int64_t first_tile = 0;
   int sweep = 0;
@@ -76,7 +83,7 @@ struct Stretch {
   int batches = 0;
   int first_head = 0;
   int first_batch = 0;
-  bool longest_first = false;  // blocks and then residues slowest: when causal, where tiles shall end together
+  TileOrder order = TileOrder::heads;
   // Sets of tiles order the sweeps: these wait until `wait_count` arrivals were signalled by another set.
   int wait_set = kNoSet;
   int wait_count = 0;
@@ -121,21 +128,21 @@ struct Tile {
   int step = 1;
   bool continues = false;
   bool is_last = false;
-  std::uint8_t folded = 0;  // bit b: branch b of the sweep is one of those whose common keys are met once
+  std::uint8_t folded = 0;       // bit b: branch b of the sweep is one of those whose common keys are met once
+  std::int8_t branch_count = 0;  // parts: of the branches that cover the tile, each as one, in two, or not at all
   int batch = 0;
   int head = 0;
   int rows = 0;      // queries; may be 0 where there is only something to clear
   int position = 0;  // of the first query; the next ones follow at the stride
   int total_blocks = 0;
-  int branch_count = 0;   // that cover the tile, some of them in two parts
   int zero_keys = 0;      // keys with logit 0 and value 0 (pad_like_torchscale)
   int clear_begin = 0;    // no branch covers [clear_begin, clear_begin + step) + i * stride but for the tile's own row,
   int cell_end = 0;       // as far as that lies before cell_end
   int wait_set = kNoSet;  // as in Stretch
   int wait_count = 0;
   int signal_set = kNoSet;
-  std::int64_t state_row = 0;
   int meeting = 0;  // of a list of meetings: which one this is
+  std::int64_t state_row = 0;
   TileBranch branches[kMaxSweepBranches] = {};
 };
 
@@ -173,7 +180,7 @@ ANNULUS_HOST_DEVICE TileBranch locate_branch(const Tiling& tiling, const Stretch
 enum class Sight { all, before, behind };
 
 // Keys [stop, go_on) of the last part of a tile are met elsewhere: what is before them stays, what is behind becomes a
-// part of its own, as far as the tile's rows see either.
+// part of its own, as far as the tile's rows see either. (If only that is left, it takes the place of the whole.)
 ANNULUS_HOST_DEVICE void leave_out(const Tiling& tiling, int stop, int go_on, Sight sight, Tile& tile) {
   TileBranch& part = tile.branches[tile.branch_count - 1];
   const bool has_before = stop > 0 && sight != Sight::behind;
@@ -196,8 +203,8 @@ ANNULUS_HOST_DEVICE void leave_out(const Tiling& tiling, int stop, int go_on, Si
   }
 }
 
-// The parts of a tile. Branches that cover it and follow each other are a chain: each leaves out the segment of the one
-// before.
+// The parts of a tile. Branches that cover it and follow each other are a chain, the one that begins with the densest:
+// each leaves out the segment of the one before.
 ANNULUS_HOST_DEVICE void gather_parts(const Tiling& tiling, const Stretch& stretch, Sight sight, Tile& tile) {
   tile.total_blocks = 0;
   tile.branch_count = 0;
@@ -253,8 +260,8 @@ ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, uns
     index /= static_cast<unsigned>(count);
     return static_cast<int>(rest);
   };
-  int block = stretch.longest_first ? 0 : take(stretch.blocks);
-  int residue = stretch.longest_first ? 0 : take(stretch.residues);
+  int block = stretch.order == TileOrder::heads ? take(stretch.blocks) : 0;
+  int residue = stretch.order == TileOrder::heads ? take(stretch.residues) : 0;
   const int inner = take(stretch.inner_cells);
   tile.sweep = stretch.sweep;
   tile.stride = sweep.stride;
@@ -267,9 +274,12 @@ ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, uns
   tile.head = stretch.first_head + take(stretch.heads);
   const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
   tile.batch = stretch.first_batch + take(stretch.batches);
-  if (stretch.longest_first) {
+  if (stretch.order == TileOrder::residues) {
     block = take(stretch.blocks);
     residue = static_cast<int>(index);
+  } else if (stretch.order == TileOrder::blocks) {
+    residue = take(stretch.residues);
+    block = static_cast<int>(index);
   }
   if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
 

@@ -117,10 +117,18 @@ TEST_F(CudaBackward, EveryHeadSize) {
 }
 
 TEST_F(CudaBackward, NestedAndCrookedPatterns) {
-  const Branches patterns[] = {{{512}, {4}},           {{512, 1024}, {1, 2}}, {{256, 512, 1024}, {1, 2, 4}},
-                               {{300, 700}, {2, 3}},   {{333}, {5}},          {{1000, 77, 512}, {3, 1, 8}},
-                               {{2000}, {1}},          {{64, 1024}, {4, 16}}, {{128, 256, 512, 1024}, {8, 4, 2, 1}},
-                               {{640, 1280}, {16, 16}}};
+  const Branches patterns[] = {{{512}, {4}},
+                               {{512, 1024}, {1, 2}},
+                               {{256, 512, 1024}, {1, 2, 4}},
+                               {{300, 700}, {2, 3}},
+                               {{333}, {5}},
+                               {{1000, 77, 512}, {3, 1, 8}},
+                               {{2000}, {1}},
+                               {{64, 1024}, {4, 16}},
+                               {{128, 256, 512, 1024}, {8, 4, 2, 1}},
+                               {{640, 1280}, {16, 16}},
+                               {{128, 512}, {1, 2}},
+                               {{100, 400}, {1, 4}}};
   int number = 0;
   for (const Branches& pattern : patterns)
     for (const bool causal : {false, true})
@@ -223,22 +231,34 @@ TEST_F(CudaBackward, NonFiniteNumbersStayWhereTheyBelong) {
 }
 
 // dk and dv always, dq too where that is asked for.
+void repeats_bit_for_bit(Problem problem, std::int64_t kv_heads) {
+  problem.kv_heads = kv_heads;
+  problem = resolve(problem);
+  const Inputs inputs = draw_inputs(problem, 37);
+  for (const bool deterministic : {false, true}) {
+    std::vector<std::vector<std::uint32_t>> first;
+    for (int i = 0; i < 5; ++i) {
+      Call call(problem, inputs);
+      GradientWay way;
+      way.deterministic = deterministic;
+      ASSERT_EQ(compute(call, way), "");
+      const std::vector<std::vector<std::uint32_t>> bits{call.dk.bits(), call.dv.bits(),
+                                                         deterministic ? call.dq.bits() : call.dk.bits()};
+      if (i == 0) first = bits;
+      EXPECT_TRUE(bits == first) << "deterministic " << deterministic << " in " << support::describe(problem);
+    }
+  }
+}
+
 TEST_F(CudaBackward, RepeatsBitForBit) {
-  for (const bool deterministic : {false, true})
-    for (const bool causal : {false, true}) {
-      const Problem problem = make_problem(1500, 3, 128, DType::bf16, causal, {{256, 512, 1024}, {1, 2, 8}});
-      const Inputs inputs = draw_inputs(problem, 37);
-      std::vector<std::vector<std::uint32_t>> first;
-      for (int i = 0; i < 5; ++i) {
-        Call call(problem, inputs);
-        GradientWay way;
-        way.deterministic = deterministic;
-        ASSERT_EQ(compute(call, way), "");
-        const std::vector<std::vector<std::uint32_t>> bits{call.dk.bits(), call.dv.bits(),
-                                                           deterministic ? call.dq.bits() : call.dk.bits()};
-        if (i == 0) first = bits;
-        EXPECT_TRUE(bits == first) << "deterministic " << deterministic << " causal " << causal;
-      }
+  for (const bool causal : {false, true})
+    for (const std::int64_t head_dim : {64, 128}) {
+      repeats_bit_for_bit(make_problem(1500, 3, head_dim, DType::bf16, causal, {{256, 512, 1024}, {1, 2, 8}}), 3);
+      // One branch, where many tiles wait for each other,
+      repeats_bit_for_bit(make_problem(5003, 4, head_dim, DType::fp16, causal, {{4096}, {3}}, Phase::every), 4);
+      // and more of them than there are multiprocessors.
+      if (causal == (head_dim == 128))
+        repeats_bit_for_bit(make_problem(20'011, 2, head_dim, DType::bf16, causal, {{20'011}, {1}}), 1);
     }
 }
 

@@ -1,5 +1,6 @@
 // Tiles of keys, without a GPU: every row of keys is written once, meets every query that sees it once, and nothing
-// waits for what comes after it. Queries and keys of a region meet no others, and its tiles are counted.
+// waits for what comes after it. Queries and keys of a region meet no others, and its tiles are counted. Where tiles of
+// a group wait for each other, they come in their order.
 #include "kernels/cuda/key_schedule.h"
 
 #include <gtest/gtest.h>
@@ -163,7 +164,7 @@ RC_GTEST_PROP(KeyScheduleProperty, SegmentsThatDoNotNestShareASweep, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
-// Segments that double with their dilations: all branches of a tile have queries in common.
+// Segments that grow with their dilations: all branches of a tile have queries in common.
 RC_GTEST_PROP(KeyScheduleProperty, QueriesOfSeveralBranchesCountAsOften, ()) {
   const Problem problem = support::draw_nested_problem(200);
   ScheduleRules rules;
@@ -223,6 +224,72 @@ TEST(Regions, RunsOfVeryLongSequences) {
   EXPECT_EQ(last.rows, 5);
 }
 
+// To each block of queries the tiles of its group come in the order of their keys, though others may come between.
+std::string order_faults(const Problem& problem, const Schedule& schedule) {
+  Tiling tiling = schedule.tiling;
+  tiling.classes = schedule.classes.data();
+  tiling.anchors = schedule.anchors.data();
+  const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
+  const SumLayout sums(problem.tokens, tiling.branches[0].dilation, 1);
+  std::map<std::tuple<int, int, int>, int> added;  // batch, head, row of a block's first query -> tiles so far
+  int at = 0;
+  for (std::int64_t index = 0; index < schedule.tile_count; ++index) {
+    at = find_stretch(schedule.stretches.data(), static_cast<int>(schedule.stretches.size()), index, at);
+    const Stretch& stretch = schedule.stretches[static_cast<std::size_t>(at)];
+    Tile tile;
+    locate(tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
+    const int kv_head = tile.head;
+    for (int head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
+      take_head(tiling, stretch, problem.causal, head, tile);
+      for (int b = 0; b < tile.branch_count; ++b) {
+        const TileBranch& part = tile.branches[b];
+        const int first = first_block(part, problem.causal, tiling.shape.key_rows);
+        for (int n = first; n < first + part.blocks; ++n) {
+          const int position = part.key_begin + tiling.branches[part.branch].dilation * n * tiling.shape.key_rows;
+          if (added[{tile.batch, head, sums.row(position)}]++ != part.first / tiling.shape.query_rows)
+            return "a tile before its turn in " + support::describe(problem);
+        }
+      }
+    }
+  }
+  return "";
+}
+
+RC_GTEST_PROP(KeyScheduleProperty, TilesOfAGroupComeInOrder, ()) {
+  Problem problem = support::draw_problem(300, 6);
+  problem.pattern.branches.resize(1);
+  ScheduleRules rules;
+  rules.shape = support::draw_bool() ? TileShape{128, 64} : TileShape{6, 3};
+  rules.in_order = true;
+  const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+  std::string fault = order_faults(problem, schedule);
+  if (fault.empty()) fault = faults(problem, rules);
+  if (!fault.empty()) RC_FAIL(fault);
+}
+
+// Tiles of one group wait for each other, so those of many groups come in turn, as far as the cache likes it: heads,
+// cells, batches and residues.
+TEST(KeySchedule, TilesInOrderComeInTurnWithThoseOfOtherGroups) {
+  Problem problem;
+  problem.tokens = 1 << 13;
+  problem.batch = 4;
+  problem.heads = 4;
+  problem.head_dim = 64;
+  problem.dtype = DType::bf16;
+  problem.pattern = make_pattern(Preset::residue, {2048}, {2}, 4);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 128};
+  rules.in_order = true;
+  const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.tile_count, 4 * 4 * 64);
+  EXPECT_EQ(schedule.stretches.size(), 4u);  // 32,768 queries each
+  for (const Stretch& stretch : schedule.stretches) {
+    EXPECT_EQ(stretch.order, TileOrder::blocks);
+    EXPECT_EQ(stretch.tiles() / stretch.blocks, 32);  // groups
+  }
+}
+
 // Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
 TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   Problem problem;
@@ -238,7 +305,7 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
   EXPECT_EQ(schedule.stretches.size(), 8u);
   EXPECT_EQ(schedule.tile_count, 16 * 128);
-  for (const Stretch& stretch : schedule.stretches) EXPECT_TRUE(stretch.longest_first);
+  for (const Stretch& stretch : schedule.stretches) EXPECT_EQ(stretch.order, TileOrder::residues);
 }
 
 // Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
