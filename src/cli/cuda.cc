@@ -21,7 +21,7 @@ namespace {
 
 Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_bytes", 0}, {"ring_bytes", 0}}; }
 
-// Only dq can differ from run to run: where it is added up in no fixed order.
+// Only dq can differ from run to run: where tiles add to it as they come.
 bool adds_dq_up(const std::string& kernel, bool deterministic) { return kernel == "sm90" && !deterministic; }
 
 Json problem_on_cuda(const CommandOptions& options, const Problem& problem, const std::string& kernel) {

@@ -53,8 +53,8 @@ struct Pass {
 // What one kernel does, in order.
 struct Tiled {
   std::string name;
-  bool adds_dq;              // into sums in fp32,
-  bool in_order;             // tile after tile, or in no fixed order
+  bool adds_dq;              // into sums in fp32
+  bool in_order;             // tile after tile; else as tiles come by
   std::vector<Pass> deltas;  // eq. 8: one a branch
   std::vector<Pass> passes;
 };
@@ -146,9 +146,16 @@ struct Backward::Impl {
     return passes;
   }
 
+  // Tiles can take turns where all of a group meet the same blocks of queries: there is one branch. And where some head
+  // takes every class of keys: the warp that takes turns would else be busy with zeros in rows that no branch covers.
+  bool can_take_turns() const {
+    return problem.pattern.branches.size() == 1 &&
+           (problem.pattern.phase == Phase::every || sum_layout(problem).stride == 1 ||
+            problem.heads != problem.kv_heads);
+  }
+
   void add_sm90(const Plan& plan, const BackwardOptions& options) {
-    // Blocks of queries are the same to all tiles of a group, so that these can take turns, where there is one branch.
-    const bool in_order = options.deterministic && problem.pattern.branches.size() == 1;
+    const bool in_order = options.deterministic && can_take_turns();
     Tiled choice{"sm90", !options.deterministic || in_order, in_order, delta_passes(), {}};
     if (!choice.adds_dq) {
       ScheduleRules rules = rules_for(sm90::dq_tile_shape(problem), sm90::gradient_arrivals(), 1, options);

@@ -23,8 +23,8 @@ void launch(const GradientLaunch& launch, DType dtype, cudaStream_t stream);
 }  // namespace delta
 
 // Hopper: copy engine, wgmma. bf16 and fp16, head sizes 64 and 128, a positive scale within fp32's range; sm_90 alone.
-// All gradients by tiles of keys, dq added up in dq_sums; or, without dq_sums, dk and dv alone, and dq by tiles of
-// queries.
+// All gradients by tiles of keys, dq added up in dq_sums, tile after tile where there is tiles_added; or, without
+// dq_sums, dk and dv alone, and dq by tiles of queries.
 namespace sm90 {
 bool takes_gradient(const Problem& problem, const DeviceInfo& device);
 bool can_address(const GradientLaunch& launch, const LaunchShape& shape);

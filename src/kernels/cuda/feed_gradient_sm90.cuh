@@ -145,7 +145,7 @@ class ItemFinder {
   // run. Where none waits, a block knows its first tile without the counter, and is fed while the kernel before, which
   // clears the counter, still runs.
   __device__ __forceinline__ void take_tile(const Launch& launch) {
-    const bool by_block = launch.sets == nullptr && g_.tiles_added == nullptr;
+    const bool by_block = C.sums != DqSums::in_order && launch.sets == nullptr;
     if (by_block && index_ < 0) {
       index_ = blockIdx.x;
       return;
@@ -460,7 +460,12 @@ class Closer {
         if (tiles < next.tile) continue;
         if (lane_ == 0) ptx::mbarrier_arrive(sh_.sum_due(asked_.slot));
         asked_.template advance<C.kSumSlots>();
-        (due_count++ == 0 ? due : due_next) = next.tiles_added;
+        static_assert(C.kSumSlots == 2);
+        if (due_count == 0)
+          due = next.tiles_added;
+        else
+          due_next = next.tiles_added;
+        ++due_count;
         has_next = !next.is_last;
         if (has_next) next = read_turn();
         tiles = 0;

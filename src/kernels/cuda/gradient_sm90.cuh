@@ -24,7 +24,7 @@
 //   key_full / key_empty         per slot: a tile's K and its note
 //   value_full / value_empty     V
 //   query_full / query_empty     per slot: Q
-//   number_full / number_empty   per slot: LSE and Delta, and the block's record
+//   number_full / number_empty   per slot: LSE and Delta, and the block's record, which warp 1 reads too to take turns
 //   grad_full / grad_empty       per slot: dO
 //   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                      per slot: dS of both consumers; nobody says that it is read, see kDsSlots
@@ -63,7 +63,9 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   int block = 0;
   std::uint32_t own_key = sh.key, next_key = sh.key;  // slots: of the tile, and of the next S
   bool goes_on = false;                               // the next tile's first P is made in this one's last turn
-  const bool flows = launch.sets == nullptr;          // the next tile waits for none, thus not for this one either
+  // The next tile begins while this one ends, unless it may wait for this one. (Turns do not count: what is made early
+  // is not yet added.)
+  const bool flows = launch.sets == nullptr;
 
   // Ones, 16 along a row as wgmma has them in registers: at the places of LSE, and at those of Delta.
   constexpr std::uint32_t kFirst = 0x3f80u, kSecond = 0x3f800000u;

@@ -28,7 +28,7 @@ struct GradientNote {
   bool continues = false, is_last = false, empty = false, done = false;
 };
 
-// What consumers want to know of a block of queries.
+// What consumers, and warp 1 where it takes turns, want to know of a block of queries.
 struct GradientBlock {
   std::int64_t sums = 0;  // where the head's sums of dq begin
   int first = 0;          // row of the first query in SumLayout,

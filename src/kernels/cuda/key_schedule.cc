@@ -49,7 +49,7 @@ class Chunker {
   Chunker(const Problem& problem, TileOrder order, Schedule& schedule)
       : problem_(problem),
         order_(order),
-        chunk_rows_(order == TileOrder::blocks && problem.causal ? kOrderedCausalRows : kChunkRows),
+        chunk_rows_(order == TileOrder::blocks_last && problem.causal ? kOrderedCausalRows : kChunkRows),
         schedule_(schedule) {}
 
   void cut_all() {
@@ -65,7 +65,7 @@ class Chunker {
     const Sweep& sweep = schedule_.tiling.sweeps[stretch.sweep];
     const std::int64_t positions =
         std::min(std::int64_t{stretch.inner_cells} * sweep.cell, std::int64_t{stretch.grid_end} - stretch.grid_begin);
-    const int residues = order_ == TileOrder::blocks ? stretch.residues : 1;
+    const int residues = order_ == TileOrder::blocks_last ? stretch.residues : 1;
     return positions / sweep.stride * residues * (problem_.heads / problem_.kv_heads);
   }
 
@@ -153,9 +153,9 @@ Schedule make_key_schedule(const Problem& problem, const Plan& plan, const Sched
   if (shared) give_classes(problem, schedule);
   schedule.tiling.causal = false;  // blocks in their own order
   if (rules.in_order)
-    Chunker(problem, TileOrder::blocks, schedule).cut_all();
+    Chunker(problem, TileOrder::blocks_last, schedule).cut_all();
   else if (problem.causal)
-    Chunker(problem, TileOrder::residues, schedule).cut_all();
+    Chunker(problem, TileOrder::residues_last, schedule).cut_all();
   return schedule;
 }
 

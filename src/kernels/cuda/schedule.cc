@@ -405,7 +405,7 @@ class Maker {
     if (before.outer_cells > 0) push(before);
     last.outer_cells = cells;
     last.first_cell += before.outer_cells * last.inner_cells;
-    last.order = TileOrder::residues;
+    last.order = TileOrder::residues_last;
     push(last);
   }
 

@@ -57,11 +57,12 @@ struct Sweep {
   bool is_last = true;     // writes results; otherwise state
 };
 
-// What is slowest of all that tiles of a stretch go through.
+// In which order the tiles of a stretch come: by blocks, then residues, inner cells, heads, outer cells, batches, the
+// first one fastest; or with blocks and residues behind all others.
 enum class TileOrder {
-  heads,     // the blocks of a residue come one after the other
-  residues,  // and then blocks: when causal, where tiles shall end together
-  blocks,    // where a block waits for the one before
+  blocks_first,
+  residues_last,  // residues slowest, then blocks: when causal, where tiles shall end together
+  blocks_last,    // blocks slowest, then residues: where a block waits for the one before
 };
 
 struct Stretch {
@@ -73,7 +74,7 @@ struct Stretch {
   int grid_begin = 0;
   int grid_end = 0;
   int first_cell = 0;
-  // Tiles in this order, the first one fastest. Inner cells share the keys of a longer segment, which thus stay in the
+  // How many tiles there are, by TileOrder. Inner cells share the keys of a longer segment, which thus stay in the
   // cache.
   int blocks = 0;    // of query_rows queries, in a residue of a cell
   int residues = 0;  // walked
@@ -83,7 +84,7 @@ struct Stretch {
   int batches = 0;
   int first_head = 0;
   int first_batch = 0;
-  TileOrder order = TileOrder::heads;
+  TileOrder order = TileOrder::blocks_first;
   // Sets of tiles order the sweeps: these wait until `wait_count` arrivals were signalled by another set.
   int wait_set = kNoSet;
   int wait_count = 0;
@@ -260,8 +261,8 @@ ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, uns
     index /= static_cast<unsigned>(count);
     return static_cast<int>(rest);
   };
-  int block = stretch.order == TileOrder::heads ? take(stretch.blocks) : 0;
-  int residue = stretch.order == TileOrder::heads ? take(stretch.residues) : 0;
+  int block = stretch.order == TileOrder::blocks_first ? take(stretch.blocks) : 0;
+  int residue = stretch.order == TileOrder::blocks_first ? take(stretch.residues) : 0;
   const int inner = take(stretch.inner_cells);
   tile.sweep = stretch.sweep;
   tile.stride = sweep.stride;
@@ -274,10 +275,10 @@ ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, uns
   tile.head = stretch.first_head + take(stretch.heads);
   const int cell = stretch.first_cell + take(stretch.outer_cells) * stretch.inner_cells + inner;
   tile.batch = stretch.first_batch + take(stretch.batches);
-  if (stretch.order == TileOrder::residues) {
+  if (stretch.order == TileOrder::residues_last) {
     block = take(stretch.blocks);
     residue = static_cast<int>(index);
-  } else if (stretch.order == TileOrder::blocks) {
+  } else if (stretch.order == TileOrder::blocks_last) {
     residue = take(stretch.residues);
     block = static_cast<int>(index);
   }

@@ -59,7 +59,7 @@ std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick
   return fault.empty() ? "" : fault + " in " + support::describe(problem) + " by " + describe(way) + "\n";
 }
 
-// On every kernel that takes the problem; on Hopper in both ways of making dq.
+// On every kernel that takes the problem; on Hopper deterministic or not.
 std::string faults(const Problem& problem, std::uint64_t seed, GradientWay way = {}) {
   const Inputs inputs = draw_inputs(problem, seed);
   const Yardstick yardstick(problem, inputs);
@@ -230,22 +230,32 @@ TEST_F(CudaBackward, NonFiniteNumbersStayWhereTheyBelong) {
         }
 }
 
-// dk and dv always, dq too where that is asked for.
+// dk and dv always, dq too where that is asked for; and dq is then what it is else, but for the order of sums.
 void repeats_bit_for_bit(Problem problem, std::int64_t kv_heads) {
   problem.kv_heads = kv_heads;
   problem = resolve(problem);
   const Inputs inputs = draw_inputs(problem, 37);
+  std::vector<double> dq;
   for (const bool deterministic : {false, true}) {
     std::vector<std::vector<std::uint32_t>> first;
-    for (int i = 0; i < 5; ++i) {
+    for (int i = 0; i < 4; ++i) {
       Call call(problem, inputs);
       GradientWay way;
       way.deterministic = deterministic;
       ASSERT_EQ(compute(call, way), "");
       const std::vector<std::vector<std::uint32_t>> bits{call.dk.bits(), call.dv.bits(),
                                                          deterministic ? call.dq.bits() : call.dk.bits()};
-      if (i == 0) first = bits;
-      EXPECT_TRUE(bits == first) << "deterministic " << deterministic << " in " << support::describe(problem);
+      EXPECT_TRUE(i == 0 || bits == first) << "deterministic " << deterministic << " in " << support::describe(problem);
+      if (i > 0) continue;
+      first = bits;
+      const std::vector<double> now = call.dq.read();
+      if (!deterministic) dq = now;
+      double largest = 0, off = 0;
+      for (std::size_t e = 0; e < dq.size(); ++e) {
+        largest = std::max(largest, std::abs(dq[e]));
+        off = std::max(off, std::abs(now[e] - dq[e]));
+      }
+      EXPECT_LT(off, largest / 100) << support::describe(problem);
     }
   }
 }

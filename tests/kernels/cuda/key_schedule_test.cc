@@ -285,7 +285,7 @@ TEST(KeySchedule, TilesInOrderComeInTurnWithThoseOfOtherGroups) {
   EXPECT_EQ(schedule.tile_count, 4 * 4 * 64);
   EXPECT_EQ(schedule.stretches.size(), 4u);  // 32,768 queries each
   for (const Stretch& stretch : schedule.stretches) {
-    EXPECT_EQ(stretch.order, TileOrder::blocks);
+    EXPECT_EQ(stretch.order, TileOrder::blocks_last);
     EXPECT_EQ(stretch.tiles() / stretch.blocks, 32);  // groups
   }
 }
@@ -305,7 +305,7 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
   EXPECT_EQ(schedule.stretches.size(), 8u);
   EXPECT_EQ(schedule.tile_count, 16 * 128);
-  for (const Stretch& stretch : schedule.stretches) EXPECT_EQ(stretch.order, TileOrder::residues);
+  for (const Stretch& stretch : schedule.stretches) EXPECT_EQ(stretch.order, TileOrder::residues_last);
 }
 
 // Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
