@@ -9,6 +9,7 @@
 
 #include "reference/draw_inputs.h"
 #include "support/device_gradient.h"
+#include "support/device_problems.h"
 #include "support/draw_case.h"
 #include "support/refusal.h"
 #include "support/test_scale.h"
@@ -19,29 +20,14 @@ namespace {
 
 using reference::draw_inputs;
 using reference::Inputs;
+using support::Branches;
 using support::Call;
 using support::GradientWay;
 using support::Layout;
+using support::make_problem;
 using support::Yardstick;
 
 class CudaBackward : public support::OnDevice {};
-
-struct Branches {
-  std::vector<std::int64_t> segments, dilations;
-};
-
-Problem make_problem(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim, DType dtype, bool causal,
-                     const Branches& pattern, Phase phase = Phase::by_head) {
-  Problem problem;
-  problem.tokens = tokens;
-  problem.heads = heads;
-  problem.head_dim = head_dim;
-  problem.dtype = dtype;
-  problem.causal = causal;
-  problem.pattern = make_pattern(Preset::longnet, pattern.segments, pattern.dilations, heads);
-  problem.pattern.phase = phase;
-  return resolve(problem);
-}
 
 // Forward and backward; the call has all results. "" or what was wrong with memory.
 std::string compute(Call& call, const GradientWay& way) {
@@ -117,20 +103,8 @@ TEST_F(CudaBackward, EveryHeadSize) {
 }
 
 TEST_F(CudaBackward, NestedAndCrookedPatterns) {
-  const Branches patterns[] = {{{512}, {4}},
-                               {{512, 1024}, {1, 2}},
-                               {{256, 512, 1024}, {1, 2, 4}},
-                               {{300, 700}, {2, 3}},
-                               {{333}, {5}},
-                               {{1000, 77, 512}, {3, 1, 8}},
-                               {{2000}, {1}},
-                               {{64, 1024}, {4, 16}},
-                               {{128, 256, 512, 1024}, {8, 4, 2, 1}},
-                               {{640, 1280}, {16, 16}},
-                               {{128, 512}, {1, 2}},
-                               {{100, 400}, {1, 4}}};
   int number = 0;
-  for (const Branches& pattern : patterns)
+  for (const Branches& pattern : support::kNestedAndCrooked)
     for (const bool causal : {false, true})
       for (const std::int64_t head_dim : {64, 128})
         for (const Phase phase : {Phase::by_head, Phase::by_head_block, Phase::every}) {
