@@ -22,6 +22,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPackLane = 0, kLinkLane = 1;
 constexpr std::size_t kDistancesAtOnce = 8;
+// Rounds in a timeout, and how many may close while nothing moves: then it is the link that does not work. Rounds, not
+// time: a round waits for peers that wait for a slow rank, and none closes for those beside it. (A rank far from it may
+// close one for each rank between them.)
+constexpr int kRoundsAtRest = 8;
 
 struct Token {
   std::int64_t sent = 0, expected = 0;  // bytes to the peer, and from it
@@ -92,8 +96,9 @@ class NcclTransport final : public DeviceTransport {
   std::vector<int> peers_;                  // those with whom this rank is not through
   std::vector<Token> own_tokens_, tokens_;  // [peer of peers_]
   std::vector<Pieces> groups_;
-  std::size_t group_ = 0;  // the next
-  bool queued_ = false;    // the one before is not known to be on its stream
+  std::size_t group_ = 0;   // the next
+  bool queued_ = false;     // the one before is not known to be on its stream
+  int rounds_at_rest_ = 0;  // that have closed since the link last moved something
   Clock::time_point last_moved_{}, last_round_{};
 };
 
@@ -204,6 +209,7 @@ bool NcclTransport::advance(bool may_wait) {
         check_agreement();
         add_groups();
         last_moved_ = last_round_ = Clock::now();
+        rounds_at_rest_ = 0;
         part_ = Part::moving;
       } else {
         part_ = close_round() ? Part::through : Part::moving;
@@ -211,7 +217,7 @@ bool NcclTransport::advance(bool may_wait) {
       continue;
     }
     const bool through = move();
-    if (through || (may_wait && Clock::now() - last_round_ > timeout_ / 4)) {
+    if (through || (may_wait && Clock::now() - last_round_ > timeout_ / kRoundsAtRest)) {
       exchange_tokens(through);
       part_ = Part::closing;
     } else if (may_wait) {
@@ -265,9 +271,12 @@ bool NcclTransport::move() {
       if (Clock::now() - last_moved_ < timeout_) return false;
       fail(error.what());
     }
-    if (queued_) moved_[(group_ - 1) % 2]->record(copies_->lane(kLinkLane));
-    if (queued_) last_moved_ = Clock::now();
-    queued_ = false;
+    if (queued_) {
+      moved_[(group_ - 1) % 2]->record(copies_->lane(kLinkLane));
+      last_moved_ = Clock::now();
+      rounds_at_rest_ = 0;
+      queued_ = false;
+    }
     if (group_ == groups_.size()) return groups_.empty() || moved_[(group_ - 1) % 2]->passed();
     queue_group();
   }
@@ -307,7 +316,7 @@ bool NcclTransport::close_round() {
   std::vector<int> left;
   for (std::size_t i = 0; i < peers_.size(); ++i)
     if (!through || tokens_[i].through == 0) left.push_back(peers_[i]);
-  if (!through && Clock::now() - last_moved_ > timeout_) {
+  if (!through && ++rounds_at_rest_ > kRoundsAtRest) {
     std::string text = "NCCL has moved nothing for " + seconds(Clock::now() - last_moved_) + " at step " +
                        std::to_string(exchange_.step) + " between this rank and rank";
     for (const int peer : left) text += " " + std::to_string(peer);

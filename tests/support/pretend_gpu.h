@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -147,9 +148,12 @@ class PretendCopies final : public DeviceCopies {
 struct PretendWires {
   std::mutex mutex;
   std::condition_variable news;
+  std::set<std::pair<int, int>> called;                                        // [from, to]
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> messages;  // [from, to]
 };
 
+// As with NCCL, two ranks are connected when both first have something for each other, and nothing of a group moves
+// before all of its ranks are.
 class PretendLink final : public DeviceLink {
  public:
   PretendLink(std::shared_ptr<PretendWires> wires, int rank) : wires_(std::move(wires)), rank_(rank) {}
@@ -161,6 +165,13 @@ class PretendLink final : public DeviceLink {
                                                 sends = std::vector(sends.begin(), sends.end()),
                                                 receives = std::vector(receives.begin(), receives.end())] {
       std::unique_lock lock(wires->mutex);
+      for (const auto* const messages : {&sends, &receives})
+        for (const LinkMessage& message : *messages) wires->called.emplace(rank, message.peer);
+      wires->news.notify_all();
+      for (const auto* const messages : {&sends, &receives})
+        for (const LinkMessage& message : *messages)
+          wires->news.wait(lock, [&] { return *is_cut || wires->called.contains({message.peer, rank}); });
+      if (*is_cut) return;
       for (const auto& [peer, data, bytes] : sends) wires->messages[{rank, peer}].emplace_back(data, data + bytes);
       wires->news.notify_all();
       for (const auto& [peer, data, bytes] : receives) {

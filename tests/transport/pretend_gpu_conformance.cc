@@ -101,7 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Pretend, Conformance,
 INSTANTIATE_TEST_SUITE_P(Pretend, ConformanceFaults,
                          ::testing::Values(param("threads", 2, make_threads), param("threads", 3, make_threads),
                                            param("staged", 2, staged(4 << 20)), param("staged", 4, staged(4 << 20)),
-                                           param("linked", 2, linked(1 << 20)), param("linked", 3, linked(1 << 20))),
+                                           param("linked", 2, linked(1 << 20)), param("linked", 3, linked(1 << 20)),
+                                           param("linked", 4, linked(1 << 20))),
                          name_of);
 
 // Threads run ahead of the GPU: when a rank gives up, what earlier exchanges queued is over too.
