@@ -95,7 +95,8 @@ struct QueryHead {
   Head<Real> dout;  // empty: forward alone
 };
 
-// Of one query: what TermSizes is made of. Errors of different keys are independent, so their squares add up.
+// Of one query: what TermSizes is made of. Errors of different keys are independent, so their squares add up; entries
+// of one key, in several branches, share its error.
 struct RowTerms {
   double out_norm = 0;     // Euclidean, of the output
   double out_squares = 0;  // of P * logit_size * max|v|

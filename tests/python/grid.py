@@ -183,7 +183,8 @@ class Judge:
         return (dout * out).sum(-1, keepdim=True)
 
     def measure(self, kv_heads, q, dout, k, v, score, lse, p, out, dp, counts, masks, deltas):
-        """What src/reference measures: errors of different entries are independent, so their squares add up."""
+        """What src/reference measures: errors of different pairs are independent, so their squares add up. Entries of
+        one pair share its error: they add up themselves."""
         lse_size = lse.abs().masked_fill(lse.isinf(), 0)
         k_largest, v_largest, k_norm, v_norm = (
             x[:, None] for x in (k.abs().amax(-1), v.abs().amax(-1), k.norm(dim=-1), v.norm(dim=-1)))  # fmt: skip
@@ -192,18 +193,19 @@ class Judge:
         logit = 1 + score.abs() + self.scale * q.norm(dim=-1, keepdim=True) * k_norm
         of_delta = dout.norm(dim=-1, keepdim=True) * out.norm(dim=-1, keepdim=True)
         size = p * logit
-        self.raise_terms("out", (counts * (size * v_largest) ** 2).sum(-1).sqrt())
-        self.raise_terms("lse", 1 + lse_size[..., 0] + (counts * size**2).sum(-1).sqrt())
-        dq_squares = 0
+        self.raise_terms("out", ((counts * size * v_largest) ** 2).sum(-1).sqrt())
+        self.raise_terms("lse", 1 + lse_size[..., 0] + ((counts * size) ** 2).sum(-1).sqrt())
+        dq_error = dk_error = 0
         for mask, delta in zip(masks, deltas, strict=True):
             error = (logit + lse_size) * (dp - delta).abs() + dout.norm(dim=-1, keepdim=True) * v_norm
-            dq_squares = dq_squares + (mask * (self.scale * p * error * k_largest) ** 2).sum(-1)
-            self.add_squares("dk", kv_heads, mask * (q_size * p * (error + of_delta)) ** 2)
+            dq_error = dq_error + mask * self.scale * p * error * k_largest
+            dk_error = dk_error + mask * q_size * p * (error + of_delta)
         of_delta_in_dq = self.scale * of_delta[..., 0] * (counts * p * k_largest).sum(-1)
-        self.raise_terms("dq", dq_squares.sqrt() + of_delta_in_dq)
+        self.raise_terms("dq", (dq_error**2).sum(-1).sqrt() + of_delta_in_dq)
         self.raise_terms("dq_stored", of_delta_in_dq / q.shape[-1] ** 0.5)
-        self.add_squares("dk_stored", kv_heads, counts * (q_size * p * of_delta) ** 2 / q.shape[-1])
-        self.add_squares("dv", kv_heads, counts * (dout_size * p * (logit + lse_size)) ** 2)
+        self.add_squares("dk", kv_heads, dk_error**2)
+        self.add_squares("dk_stored", kv_heads, (counts * q_size * p * of_delta) ** 2 / q.shape[-1])
+        self.add_squares("dv", kv_heads, (counts * dout_size * p * (logit + lse_size)) ** 2)
 
     def raise_terms(self, name, sizes):
         self.terms[name] = max(self.terms[name], sizes.max().item())

@@ -154,14 +154,6 @@ struct Backward::Impl {
             problem.heads != problem.kv_heads);
   }
 
-  // Whether every query of every head meets keys.
-  bool covers_all_rows() const {
-    const annulus::Branch& branch = problem.pattern.branches.front();
-    const bool covers_classes =
-        problem.pattern.phase == Phase::every || (branch.dilation == 1 && problem.pattern.phase != Phase::table);
-    return covers_classes && branch.head_count == problem.heads;
-  }
-
   void add_sm90(const Plan& plan, const BackwardOptions& options) {
     const bool in_order = options.deterministic && can_take_turns();
     Tiled choice{"sm90", !options.deterministic || in_order, in_order, delta_passes(), {}};
@@ -411,7 +403,6 @@ struct Backward::Impl {
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
     g.tiles_added = memory.tiles_added;
-    g.first_tile_stores = g.tiles_added != nullptr && covers_all_rows();
     if (g.dq_sums != nullptr) g.sums = sum_layout(problem);
     place_numbers(g, memory.lse_copy, memory.delta_copy);
     g.regions = regions_of(problem.tokens, 1);

@@ -44,15 +44,14 @@ __device__ __forceinline__ float* sums_of(const GradientLaunch& g, const Run& ru
   return g.dq_sums + (run.batch * g.common.heads + run.head) * g.sums.rows * g.common.head_dim;
 }
 
-// The run's sums of dq, where there are any and no tile stores the first of them, become 0, and nobody has added to
-// them. As they are added to: 8 rows by 16 columns at once.
+// The run's sums of dq, where there are any, become 0, and nobody has added to them. As they are added to: 8 rows by 16
+// columns at once.
 __device__ __forceinline__ void clear_sums(const GradientLaunch& g, const Run& run, int lane) {
   if (g.dq_sums == nullptr) return;
   const int width = g.common.head_dim, before = run.row(g.sums);
   if (g.tiles_added != nullptr)
     for (int row = lane; row < run.rows; row += 32)
       g.tiles_added[(run.batch * g.common.heads + run.head) * g.sums.rows + before + row] = 0;
-  if (g.first_tile_stores) return;
   float* sums = sums_of(g, run) + lane % 4 * 4;
   for (int row = lane / 4; row < run.rows; row += 8) {
     float* to = sums + g.sums.place(before + row, width, 0);

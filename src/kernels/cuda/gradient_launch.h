@@ -114,9 +114,6 @@ struct GradientLaunch {
   // [batch, heads, sums.rows], of one branch: how many tiles of keys have added to the block of queries that begins at
   // a row, where they do it one after the other. Each waits for those before it in its group. Null: in any order.
   unsigned* tiles_added = nullptr;
-  // Then, where tiles meet every query of every head: a group's first tile stores its dq instead of adding it, and
-  // nobody clears the sums.
-  bool first_tile_stores = false;
   // LSE and Delta as the Hopper kernel reads them, in the order of the sums: rows of a block lie side by side. The same
   // as above where that is the order of the positions, else copies.
   const float* ordered_lse = nullptr;  // [batch, heads, number_rows]

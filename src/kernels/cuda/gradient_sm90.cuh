@@ -172,20 +172,15 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   const auto put_dq = [&](int record) __attribute__((always_inline)) {
     const GradientBlock& now = sh.blocks[record];
     const int own = (kByRows ? group * 64 : 0) + row;
-    const bool stores = C.sums == DqSums::in_order && g.first_tile_stores && now.tile == 0;
-    const auto put = [&](float* at, const float* x) __attribute__((always_inline)) {
-      if constexpr (C.sums == DqSums::in_order)
-        ptx::store_or_add_4(stores, at, x[0], x[1], x[4], x[5]);
-      else
-        ptx::add_4(at, x[0], x[1], x[4], x[5]);
-    };
     float* to = g.dq_sums + now.sums + (lane & 3) * 4 +
                 g.sums.place(now.first + now.step * own, C.head_dim, kByRows ? 0 : group * 64);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (own + 8 * r < now.rows)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) put(to + 128 * j, dq + 8 * j + 2 * r);
+        for (int j = 0; j < 4; ++j)
+          ptx::add_4(to + 128 * j, dq[8 * j + 2 * r], dq[8 * j + 2 * r + 1], dq[8 * j + 4 + 2 * r],
+                     dq[8 * j + 5 + 2 * r]);
       to += static_cast<std::int64_t>(now.step) * (8 * C.head_dim);  // 8 rows are a whole number of groups further
     }
   };

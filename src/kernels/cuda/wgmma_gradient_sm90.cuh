@@ -109,16 +109,5 @@ __device__ __forceinline__ void add_4(float* to, float a, float b, float c, floa
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
-__device__ __forceinline__ void store_or_add_4(bool stores, float* to, float a, float b, float c, float d) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stores;\n"
-      "setp.ne.s32 stores, %5, 0;\n"
-      "@stores st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "@!stores red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "}\n" ::"l"(to),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(static_cast<int>(stores))
-      : "memory");
-}
 
 }  // namespace annulus::cuda::ptx
