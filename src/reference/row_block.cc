@@ -18,16 +18,15 @@ void add_square(double& sum, double x) {
 // keys in squares.
 class ErrorSum {
  public:
-  ErrorSum(const RowKeys& keys, double& squares) : keys_(keys), squares_(squares) {}
-  void add(std::size_t entry, double size) {
+  explicit ErrorSum(const RowKeys& keys) : key_(keys.key) {}
+  void add(std::size_t entry, double size, double& squares) {
     of_key_ += size;
-    const bool goes_on = entry + 1 < keys_.key.size() && keys_.key[entry + 1] == keys_.key[entry];
-    if (!goes_on) add_square(squares_, std::exchange(of_key_, 0));
+    const bool goes_on = entry + 1 < key_.size() && key_[entry + 1] == key_[entry];
+    if (!goes_on) add_square(squares, std::exchange(of_key_, 0));
   }
 
  private:
-  const RowKeys& keys_;
-  double& squares_;
+  const std::vector<std::int64_t>& key_;
   double of_key_ = 0;
 };
 
@@ -306,14 +305,14 @@ void RowBlock<Arithmetic>::measure_output(Row& row) const {
   const double* k_largest = keys_->k.largest.data();
   const double* v_largest = keys_->v.largest.data();
   RowTerms terms;
-  ErrorSum lse(row.keys, terms.lse_squares), out(row.keys, terms.out_squares);
+  ErrorSum lse(row.keys), out(row.keys);
   for (std::size_t e = 0; e < row.logit_size.size(); ++e) {
     const auto key = index(row.keys.key[e]);
     const double p = row.probability[e];
     row.logit_size[e] = 1 + std::abs(static_cast<double>(row.score[e])) + norm * k_norm[key];
     const double size = p * row.logit_size[e];
-    lse.add(e, size);
-    out.add(e, size * v_largest[key]);
+    lse.add(e, size, terms.lse_squares);
+    out.add(e, size * v_largest[key], terms.out_squares);
     const double key_size = p * k_largest[key];
     if (std::isfinite(key_size)) terms.mean_key += key_size;
   }
@@ -329,12 +328,12 @@ void RowBlock<Arithmetic>::measure_query_gradient(Row& row) const {
   const double* v_norm = keys_->v.norm.data();
   const double* k_largest = keys_->k.largest.data();
   double squares = 0;
-  ErrorSum dq(row.keys, squares);
+  ErrorSum dq(row.keys);
   for (std::size_t e = 0; e < row.dp_error.size(); ++e) {
     const auto key = index(row.keys.key[e]);
     const double ds = row.d_probability[e] - row.delta[index(row.keys.branch[e])];
     row.dp_error[e] = (row.logit_size[e] + lse_size) * std::abs(ds) + norm * v_norm[key];
-    dq.add(e, scale_size * row.probability[e] * row.dp_error[e] * k_largest[key]);
+    dq.add(e, scale_size * row.probability[e] * row.dp_error[e] * k_largest[key], squares);
   }
   row.terms.dq_squares = squares;
 }
@@ -350,18 +349,13 @@ void RowBlock<Arithmetic>::measure_key_gradients(const Row& row, std::vector<Key
   const double* dp_error = row.dp_error.data();
   const Real* probability = row.probability.data();
   const std::size_t entries = row.dp_error.size();
-  for (std::size_t e = 0; e < entries;) {
+  ErrorSum dk(row.keys), dk_stored(row.keys), dv(row.keys);
+  for (std::size_t e = 0; e < entries; ++e) {
     KeyTerms& of_key = terms[index(key[e])];
-    double dk = 0, dk_stored = 0, dv = 0;  // entries of one key share an error and add up
-    for (const std::int64_t own = key[e]; e < entries && key[e] == own; ++e) {
-      const double q_error = q_size * probability[e];
-      dk += q_error * (dp_error[e] + of_delta);
-      dk_stored += q_error * of_delta;
-      dv += dout_size * probability[e] * (logit_size[e] + lse_size);
-    }
-    add_square(of_key.dk_squares, dk);
-    add_square(of_key.dk_stored_squares, dk_stored);
-    add_square(of_key.dv_squares, dv);
+    const double q_error = q_size * probability[e];
+    dk.add(e, q_error * (dp_error[e] + of_delta), of_key.dk_squares);
+    dk_stored.add(e, q_error * of_delta, of_key.dk_stored_squares);
+    dv.add(e, dout_size * probability[e] * (logit_size[e] + lse_size), of_key.dv_squares);
   }
 }
 
