@@ -114,6 +114,19 @@ TEST(Reference, ARowAloneReturnsItsValue) {
   for (const double x : result.dk) EXPECT_EQ(x, 0);
 }
 
+// A branch that is given twice is the same attention, and as far off: both entries of a key share its error.
+TEST(Reference, TermsOfABranchGivenTwice) {
+  const Branch branch{.segment = 5, .dilation = 2, .classes = {}};
+  const Problem once = resolve(make_problem(13, 2, 8, {.branches = {branch}}));
+  const Problem twice = resolve(make_problem(13, 2, 8, {.branches = {branch, branch}}));
+  const Inputs inputs = draw_inputs(once, 3);
+  const TermSizes one = exact(once, inputs).terms, two = exact(twice, inputs).terms;
+  EXPECT_GT(one.out, 0);
+  EXPECT_NEAR(two.out, one.out, 1e-12);
+  EXPECT_GT(one.dk_stored, 0);
+  EXPECT_NEAR(two.dk_stored, one.dk_stored, 1e-12);
+}
+
 TEST(Reference, EmptyProblems) {
   for (const auto& [batch, tokens] : {std::pair<std::int64_t, std::int64_t>{0, 5}, {2, 0}, {0, 0}}) {
     Problem problem = make_problem(tokens, 2, 3, make_pattern(Preset::longnet, {4}, {2}, 2));
