@@ -450,14 +450,14 @@ __global__ void __launch_bounds__(kGradientThreads, 1) dq_alone(const __grid_con
   }
   __syncthreads();
   if (group == 0) {
-    ptx::registers_down<kGradientProducerRegisters>();
+    ptx::registers_down<C.kProducerRegisters>();
     if (warp == 0) {
       if (threadIdx.x == 0) feed_dq<C>(p, sh);
     } else if (warp < 3) {
       store_dq<C, T>(p, sh, warp - 1, static_cast<int>(threadIdx.x) % 32);
     }
   } else {
-    ptx::registers_up<kGradientConsumerRegisters>();
+    ptx::registers_up<C.kConsumerRegisters>();
     consume_dq<C, T, kCounts>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
   }
 }

@@ -73,10 +73,14 @@ __device__ __forceinline__ std::int64_t region_of(const Regions& regions, const 
   return regions.index(tile.batch, tile.cell_end - 1, kv_head);
 }
 
-// The query of a part that a tile meets first, the first one of a block.
+// The query of a part that a tile meets first, the first one of a block; and how far it is from block to block.
 template <Sm90GradientConfig C>
-__device__ __forceinline__ int first_met(const TileBranch& part) {
-  return (first_block(part, C.causal, C.query_rows) + (C.query_step() > 0 ? 0 : part.blocks - 1)) * C.query_rows;
+__device__ __forceinline__ int first_met(const GradientItem& item, const TileBranch& part) {
+  return (first_block(part, C.causal, C.query_rows) + (C.walks_back(item.order) ? part.blocks - 1 : 0)) * C.query_rows;
+}
+template <Sm90GradientConfig C>
+__device__ __forceinline__ int query_step(const GradientItem& item) {
+  return C.walks_back(item.order) ? -C.query_rows : C.query_rows;
 }
 
 // ---- Producer, warp 2, one thread: which keys and which head are next
@@ -120,6 +124,7 @@ class ItemFinder {
       const Stretch& stretch = launch.stretches[at_];
       place(launch.tiling, stretch, static_cast<unsigned>(index_ - stretch.first_tile), tile);
       item.kv_head = tile.head;
+      item.order = stretch.order;
       item.done = false;
       if (item.starts) {
         end_ = (item.kv_head + 1) * launch.sharers;
@@ -218,9 +223,9 @@ class Feeder {
   __device__ __forceinline__ void feed_queries(const GradientItem& item, const TileBranch& part, bool values_due) {
     const StridedRows& queries = p_.query[part.branch];
     const int residue = part.key_begin % queries.stride;
-    int row = part.key_begin / queries.stride + first_met<C>(part);
-    const int head = item.tile.head, batch = item.tile.batch;
-    for (int n = part.blocks; n > 0; --n, row += C.query_step()) {
+    int row = part.key_begin / queries.stride + first_met<C>(item, part);
+    const int head = item.tile.head, batch = item.tile.batch, row_step = query_step<C>(item);
+    for (int n = part.blocks; n > 0; --n, row += row_step) {
       const std::uint32_t query_full = sh_.query_full(query_.slot), grad_full = sh_.grad_full(grad_.slot);
       ptx::mbarrier_wait_asleep(sh_.query_empty(query_.slot), query_.parity ^ 1);
       ptx::mbarrier_arrive_expect(query_full, C.query_bytes());
@@ -339,7 +344,8 @@ class Clerk {
     constexpr int kNumbers = C.query_rows / 32;
     const Tile& tile = item.tile;
     const int dilation = g_.common.tiling.branches[part.branch].dilation;
-    int first = first_met<C>(part);
+    int first = first_met<C>(item, part);
+    const int query_step = sm90::query_step<C>(item);
     const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
     const int step = dilation / g_.sums.stride;
     int row = g_.sums.row(part.key_begin + dilation * first);
@@ -372,17 +378,17 @@ class Clerk {
         block.low = part.first - first;
         block.low_step = part.step;
         block.last = is_last && n == 1;
-        if constexpr (C.sums == DqSums::in_order) block.tile = part.first / C.kKeyRows;
+        if constexpr (C.sums == DqSums::in_order) block.turn = turn_of(item.order, part, first, C.kKeyRows);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read them
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_full(slot_.slot));
       slot_.template advance<C.kNumberSlots>();
       block_ = (block_ + 1) % C.kBlocks;
-      first += C.query_step();
-      row += step * C.query_step();
-      lse_of += static_cast<std::int64_t>(step) * C.query_step();
-      delta_of += static_cast<std::int64_t>(step) * C.query_step();
+      first += query_step;
+      row += step * query_step;
+      lse_of += static_cast<std::int64_t>(step) * query_step;
+      delta_of += static_cast<std::int64_t>(step) * query_step;
     }
   }
 
@@ -429,14 +435,14 @@ class Closer {
   // A block of queries whose dQ is added in order.
   struct Turn {
     unsigned* tiles_added;
-    unsigned tile;
+    unsigned number;
     bool is_last;
   };
 
   __device__ __forceinline__ Turn read_turn() {
     ptx::mbarrier_wait_asleep(sh_.number_full(number_.slot), number_.parity);
     const GradientBlock& block = sh_.blocks[block_];
-    const Turn turn{g_.tiles_added + (block.sums / C.head_dim + block.first), static_cast<unsigned>(block.tile),
+    const Turn turn{g_.tiles_added + (block.sums / C.head_dim + block.first), static_cast<unsigned>(block.turn),
                     block.last};
     __syncwarp();
     if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_empty(number_.slot));
@@ -455,9 +461,9 @@ class Closer {
     int due_count = 0;
     for (;;) {
       while (has_next && due_count < C.kSumSlots) {
-        if (tiles < next.tile) tiles = __shfl_sync(0xffffffffu, ptx::load_acquire(next.tiles_added), 0);
-        if (tiles < next.tile && due_count > 0) break;
-        if (tiles < next.tile) continue;
+        if (tiles < next.number) tiles = __shfl_sync(0xffffffffu, ptx::load_acquire(next.tiles_added), 0);
+        if (tiles < next.number && due_count > 0) break;
+        if (tiles < next.number) continue;
         if (lane_ == 0) ptx::mbarrier_arrive(sh_.sum_due(asked_.slot));
         asked_.template advance<C.kSumSlots>();
         static_assert(C.kSumSlots == 2);

@@ -140,6 +140,13 @@ ANNULUS_HOST_DEVICE int first_block(const TileBranch& part, bool causal, int row
   return first_met_block(causal, part.first, rows);
 }
 
+// Where tiles of a group add to dq one after the other: how many come before a tile at the block of queries that begins
+// at row `query` of the group. From the last tile on, that are those that see the block and have later keys.
+ANNULUS_HOST_DEVICE int turn_of(TileOrder order, const TileBranch& part, int query, int key_rows) {
+  const int tile = part.first / key_rows;
+  return order == TileOrder::blocks_back ? query / key_rows - tile : tile;
+}
+
 // The parts of a tile of keys as one query head has them.
 ANNULUS_HOST_DEVICE void take_head(const Tiling& tiling, const Stretch& stretch, bool causal, int head, Tile& tile) {
   tile.head = head;

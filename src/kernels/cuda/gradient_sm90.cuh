@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
   __syncthreads();
   ptx::let_next_start();
   if (group == 0) {
-    ptx::registers_down<kGradientProducerRegisters>();
+    ptx::registers_down<C.producer_registers()>();
     if (warp == 0) {
       if (lane == 0) Feeder<C, Params>(p, sh).run();
     } else if (warp == 1) {
@@ -486,7 +486,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
       Clerk<C>(p.launch, sh, lane).run();
     }
   } else {
-    ptx::registers_up<kGradientConsumerRegisters>();
+    ptx::registers_up<C.consumer_registers>();
     consume<C, T>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
     if constexpr (kSums != DqSums::none)
       if (p.launch.regions.ended != nullptr) delta::round_ended<T, C.head_dim>(p.launch, lane);

@@ -16,6 +16,7 @@ struct GradientItem {
   bool starts = false;  // the first of its tile
   bool ends = false;    // the last one
   bool done = false;    // there are no more tiles
+  TileOrder order = TileOrder::blocks_first;
 };
 
 // What consumers and the closing warp want to know of a tile.
@@ -37,7 +38,7 @@ struct GradientBlock {
   bool last = false;      // of the tile
   int low = 0;            // causal: the first query that sees key 0 of the tile; key i is seen from
   int low_step = 0;       // low + i * low_step on
-  int tile = 0;           // which of the group's tiles of keys meets it
+  int turn = 0;           // so many tiles of the group add to it before this one
 };
 static_assert(sizeof(GradientBlock) == 32);  // there is hardly a byte left at D = 128
 
@@ -52,6 +53,9 @@ enum class DqSums {
   in_order,   // added up tile after tile, as GradientLaunch::tiles_added says
 };
 
+inline constexpr int kGradientThreads = 384;
+inline constexpr int kGradientRegisters = 3 * (65536 / kGradientThreads / 8 * 8);  // of a thread of each warpgroup
+
 struct Sm90GradientConfig {
   int head_dim = 0;
   bool causal = false;
@@ -59,6 +63,7 @@ struct Sm90GradientConfig {
   int query_slots = 0;           // Q of so many blocks
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
+  int consumer_registers = 240;  // of a thread; producers have what is left
   int ds_slots = kDsSlots;       // shared between the consumers, for dQ
   DqSums sums = DqSums::unordered;
 
@@ -67,11 +72,13 @@ struct Sm90GradientConfig {
   static constexpr int kBlocks = 4;     // records: those of the numbers, the block whose dQ is late, and one
   static constexpr int kNumberSlots = 2;
   static constexpr int kSumSlots = 2;  // blocks that consumers may add to in order
-  // From block to block. Causal tiles that add in order begin with the last queries: all of a group meet those, so that
-  // one follows the other at once, while the first queries are met by one tile after the other.
-  ANNULUS_HOST_DEVICE constexpr int query_step() const {
-    return causal && sums == DqSums::in_order ? -query_rows : query_rows;
+  // Whether a tile begins with the last queries. Causal tiles that add in the order of their keys do: all of a group
+  // meet those, so that one follows the other at once. Those that come from the last one on begin with their own, which
+  // the tile behind has just left.
+  ANNULUS_HOST_DEVICE constexpr bool walks_back(TileOrder order) const {
+    return causal && sums == DqSums::in_order && order == TileOrder::blocks_last;
   }
+  ANNULUS_HOST_DEVICE constexpr int producer_registers() const { return kGradientRegisters - 2 * consumer_registers; }
   ANNULUS_HOST_DEVICE constexpr int query_bytes() const { return query_rows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int key_bytes() const { return kKeyRows * head_dim * 2; }
   ANNULUS_HOST_DEVICE constexpr int ds_bytes() const { return kKeyRows * query_rows * 2; }
@@ -89,19 +96,27 @@ struct Sm90GradientConfig {
            kKeySlots * static_cast<int>(sizeof(GradientNote)) + 2 * static_cast<int>(sizeof(GradientItem));
   }
 };
-inline constexpr int kGradientThreads = 384;
-inline constexpr int kGradientConsumerRegisters = 240;
-inline constexpr int kGradientProducerRegisters = 24;
-static_assert(2 * kGradientConsumerRegisters + kGradientProducerRegisters <= 3 * (65536 / kGradientThreads / 8 * 8));
 
 // dK and dV of 64 keys take 128 registers at D = 128 and 64 at D = 64, S and dP of a block 64 and 128. At D = 64 the dQ
 // of the block before has to leave first, or registers spill; its third slot of Q would be 1.2 KB too much, where there
-// are sums of dQ.
+// are sums of dQ. At D = 128 consumers need all registers that they can have, and producers spill for it.
 inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
     {.head_dim = 128, .causal = false, .query_rows = 64, .query_slots = 3, .grad_slots = 2, .dq_leaves_first = false},
     {.head_dim = 128, .causal = true, .query_rows = 64, .query_slots = 3, .grad_slots = 2, .dq_leaves_first = false},
-    {.head_dim = 64, .causal = false, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
-    {.head_dim = 64, .causal = true, .query_rows = 128, .query_slots = 2, .grad_slots = 2, .dq_leaves_first = true},
+    {.head_dim = 64,
+     .causal = false,
+     .query_rows = 128,
+     .query_slots = 2,
+     .grad_slots = 2,
+     .dq_leaves_first = true,
+     .consumer_registers = 232},
+    {.head_dim = 64,
+     .causal = true,
+     .query_rows = 128,
+     .query_slots = 2,
+     .grad_slots = 2,
+     .dq_leaves_first = true,
+     .consumer_registers = 232},
 };
 
 constexpr Sm90GradientConfig with_sums(Sm90GradientConfig config, DqSums sums) {
@@ -123,6 +138,8 @@ struct Sm90DqConfig {
 
   static constexpr int kQueryRows = 128;  // two consumer groups of 64
   static constexpr int kQuerySlots = 2;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kGradientRegisters - 2 * kConsumerRegisters;
   static constexpr int kKeyStages = 3;  // a block is read once more a turn later
   static constexpr int kValueStages = 2;
   static constexpr int kTileRecords = kQuerySlots + 1;  // one is found ahead

@@ -10,9 +10,13 @@ namespace {
 
 // Of queries: two tiles for each of an H200's multiprocessors, and less than half of its cache for their sums of dQ.
 constexpr std::int64_t kChunkRows = 40960;
-// When causal, and tiles add to dQ one after the other: so many that a tile begins some blocks behind the one before it
-// in its group, though tiles are half as long.
-constexpr std::int64_t kOrderedCausalRows = 65536;
+// When causal, and tiles add to dQ one after the other: with so many groups in turn as the cache has room for, since
+// all tiles of a group are at other queries. Q, dO and the sums of dQ of one head.
+constexpr std::int64_t kOrderedCausalBytes = 32 << 20;
+// There, tiles of a group come from the last to the first, each with its own queries first: the one behind has just
+// left them, so nobody waits. But that ends with the longest tiles, so the last of all tiles, at least so many, come
+// the other way round.
+constexpr std::int64_t kForwardTiles = 256;
 
 // One head for each key/value head, with every class: which of them a query head takes is asked tile by tile.
 Problem problem_of_keys(Problem problem) {
@@ -49,7 +53,8 @@ class Chunker {
   Chunker(const Problem& problem, TileOrder order, Schedule& schedule)
       : problem_(problem),
         order_(order),
-        chunk_rows_(order == TileOrder::blocks_last && problem.causal ? kOrderedCausalRows : kChunkRows),
+        chunk_rows_(order == TileOrder::blocks_last && problem.causal ? kOrderedCausalBytes / (8 * problem.head_dim)
+                                                                      : kChunkRows),
         schedule_(schedule) {}
 
   void cut_all() {
@@ -57,6 +62,7 @@ class Chunker {
     given.swap(schedule_.stretches);
     schedule_.tile_count = 0;
     for (const Stretch& stretch : given) cut(stretch);
+    if (order_ == TileOrder::blocks_last && problem_.causal) turn_back();
   }
 
  private:
@@ -90,6 +96,14 @@ class Chunker {
       piece.*count = std::min(most, stretch.*count - done);
       if (count == &Stretch::heads) piece.state_row += std::int64_t{done} * stretch.state_span;
       cut(piece);
+    }
+  }
+
+  void turn_back() {
+    std::int64_t behind = 0;  // tiles
+    for (auto stretch = schedule_.stretches.rbegin(); stretch != schedule_.stretches.rend(); ++stretch) {
+      if (behind >= kForwardTiles) stretch->order = TileOrder::blocks_back;
+      behind += stretch->tiles();
     }
   }
 

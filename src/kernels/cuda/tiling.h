@@ -59,10 +59,11 @@ struct Sweep {
 
 // In which order the tiles of a stretch come: by blocks, then residues, inner cells, heads, outer cells, batches, the
 // first one fastest; or with blocks and residues behind all others.
-enum class TileOrder {
+enum class TileOrder : std::uint8_t {
   blocks_first,
   residues_last,  // residues slowest, then blocks: when causal, where tiles shall end together
   blocks_last,    // blocks slowest, then residues: where a block waits for the one before
+  blocks_back,    // the same from the last block on: where a block waits for the one behind
 };
 
 struct Stretch {
@@ -278,9 +279,10 @@ ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, uns
   if (stretch.order == TileOrder::residues_last) {
     block = take(stretch.blocks);
     residue = static_cast<int>(index);
-  } else if (stretch.order == TileOrder::blocks_last) {
+  } else if (stretch.order != TileOrder::blocks_first) {
     residue = take(stretch.residues);
     block = static_cast<int>(index);
+    if (stretch.order == TileOrder::blocks_back) block = stretch.blocks - 1 - block;
   }
   if (tiling.causal) block = stretch.blocks - 1 - block;  // the longest first
 

@@ -224,7 +224,7 @@ TEST(Regions, RunsOfVeryLongSequences) {
   EXPECT_EQ(last.rows, 5);
 }
 
-// To each block of queries the tiles of its group come in the order of their keys, though others may come between.
+// To each block of queries the tiles of its group come by their turns, though others may come between.
 std::string order_faults(const Problem& problem, const Schedule& schedule) {
   Tiling tiling = schedule.tiling;
   tiling.classes = schedule.classes.data();
@@ -246,7 +246,8 @@ std::string order_faults(const Problem& problem, const Schedule& schedule) {
         const int first = first_block(part, problem.causal, tiling.shape.key_rows);
         for (int n = first; n < first + part.blocks; ++n) {
           const int position = part.key_begin + tiling.branches[part.branch].dilation * n * tiling.shape.key_rows;
-          if (added[{tile.batch, head, sums.row(position)}]++ != part.first / tiling.shape.query_rows)
+          const int turn = turn_of(stretch.order, part, n * tiling.shape.key_rows, tiling.shape.query_rows);
+          if (added[{tile.batch, head, sums.row(position)}]++ != turn)
             return "a tile before its turn in " + support::describe(problem);
         }
       }
@@ -288,6 +289,26 @@ TEST(KeySchedule, TilesInOrderComeInTurnWithThoseOfOtherGroups) {
     EXPECT_EQ(stretch.order, TileOrder::blocks_last);
     EXPECT_EQ(stretch.tiles() / stretch.blocks, 32);  // groups
   }
+}
+
+// Causal, in order: from the last tile of a group on, but for so many at the end that all multiprocessors end together.
+TEST(KeySchedule, CausalTilesInOrderComeFromTheLastOneOn) {
+  Problem problem;
+  problem.tokens = 1 << 14;
+  problem.heads = 16;
+  problem.head_dim = 64;
+  problem.dtype = DType::bf16;
+  problem.causal = true;
+  problem.pattern = make_pattern(Preset::longnet, {2048}, {1}, 16);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 128};
+  rules.in_order = true;
+  const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.tile_count, 16 * 128);
+  ASSERT_EQ(schedule.stretches.size(), 4u);  // 65,536 queries each: 32 MiB of Q, dO and sums
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_EQ(schedule.stretches[i].order, i < 3 ? TileOrder::blocks_back : TileOrder::blocks_last);
 }
 
 // Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
