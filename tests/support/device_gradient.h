@@ -10,6 +10,7 @@ struct GradientWay {
   std::string kernel = "auto";
   bool deterministic = false;
   std::vector<std::vector<int>> sweeps = {};
+  std::int64_t tiles_ahead = -1;
   bool aligned = true;
   Layout layout = Layout::dense;
 };
@@ -20,13 +21,15 @@ inline std::string describe(const GradientWay& way) {
   same.sweeps = way.sweeps;
   same.aligned = way.aligned;
   same.layout = way.layout;
-  return describe(same) + (way.deterministic ? " deterministic" : "");
+  return describe(same) + (way.deterministic ? " deterministic" : "") +
+         (way.tiles_ahead < 0 ? "" : " slots " + std::to_string(way.tiles_ahead) + " tiles ahead");
 }
 
 // Backward on the device, after forward; the call has the results. Throws Unsupported where the kernel does not fit.
 inline std::string run_backward_on_device(Call& call, const GradientWay& way) {
-  const cuda::Backward backward(call.problem, make_plan(call.problem),
-                                {.kernel = way.kernel, .deterministic = way.deterministic, .sweeps = way.sweeps});
+  const cuda::Backward backward(
+      call.problem, make_plan(call.problem),
+      {.kernel = way.kernel, .deterministic = way.deterministic, .sweeps = way.sweeps, .tiles_ahead = way.tiles_ahead});
   DeviceTensor q(call.q, way.aligned), k(call.k, way.aligned), v(call.v, way.aligned), out(call.out, way.aligned),
       dout(call.dout, way.aligned), dq(call.dq, way.aligned), dk(call.dk, way.aligned), dv(call.dv, way.aligned);
   const std::span<float> lse = call.lse.span();

@@ -24,6 +24,9 @@ struct BackwardOptions {
   std::string kernel = "auto";           // or one of kBackwardKernels: Unsupported where it does not fit
   bool deterministic = false;            // dq too has the same bits run after run
   std::vector<std::vector<int>> sweeps;  // for tests, as in ForwardOptions
+  // For tests: regions share slots where they can, and a slot is taken again so many tiles behind the last of its
+  // region (key_schedule.h); 0: they do not share. Negative: where that is fast.
+  std::int64_t tiles_ahead = -1;
 };
 
 class Backward {

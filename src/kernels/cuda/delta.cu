@@ -17,7 +17,10 @@ __global__ void __launch_bounds__(kWarps * 32) deltas(const __grid_constant__ Gr
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * (kWarps * 32) + threadIdx.x;
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * (kWarps * 32);
   if (thread == 0) *g.common.control = Control{};
-  for (std::int64_t i = thread; g.regions.ended != nullptr && i < g.regions.count; i += threads) g.regions.ended[i] = 0;
+  for (std::int64_t i = thread; g.regions.ended != nullptr && i < g.regions.count; i += threads) {
+    g.regions.ended[i] = 0;
+    if (g.regions.rounded != nullptr) g.regions.rounded[i] = 0;
+  }
   const std::int64_t index = thread / 32;
   if (index >= g.regions.count * g.regions.runs) return;
   const int kv_heads = g.regions.kv_heads;

@@ -1,6 +1,7 @@
 // The producer warpgroup of the Hopper backward kernel (gradient_sm90.cuh) and what it shares with the consumers.
 #pragma once
 
+#include "kernels/cuda/delta.cuh"
 #include "kernels/cuda/gradient_tiles_sm90.h"
 #include "kernels/cuda/produce_sm90.cuh"
 
@@ -65,13 +66,50 @@ struct GradientShared {
   // Where sums of dq are added in order.
   __device__ std::uint32_t sum_due(int slot) const { return item_due() + 8 + 8 * slot; }
   __device__ std::uint32_t sum_added(int slot) const { return sum_due(C.kSumSlots) + 8 * slot; }
+  // Where they are added in any order: by the slot of a tile's keys.
+  __device__ std::uint32_t tile_may_add(int slot) const { return item_due() + 8 + 8 * slot; }
 };
 
-// The region of a tile, or of the note of one.
+// The window and the region of a tile, or of the note of one.
 template <class Named>
-__device__ __forceinline__ std::int64_t region_of(const Regions& regions, const Named& tile, int kv_head) {
-  return regions.index(tile.batch, tile.cell_end - 1, kv_head);
+__device__ __forceinline__ int window_of(const Regions& regions, const Named& tile) {
+  return (tile.cell_end - 1) / static_cast<int>(regions.length);
 }
+template <class Named>
+__device__ __forceinline__ int region_of(const Regions& regions, const Named& tile, int kv_head, int window) {
+  return (tile.batch * regions.windows + window) * regions.kv_heads + kv_head;
+}
+
+// Two producer warps have little else to do than to wait. Where regions share slots, they round meanwhile.
+template <Sm90GradientConfig C, class T>
+class PatientWarp {
+ public:
+  __device__ PatientWarp(const GradientLaunch& g, int lane)
+      : shares_slots(C.sums == DqSums::unordered && g.regions.rounded != nullptr), rounder_(g, lane) {}
+
+  __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
+    if constexpr (C.sums == DqSums::unordered)
+      if (shares_slots) {
+        while (!__all_sync(delta::kAllLanes, ptx::mbarrier_test(barrier, parity)))
+          if (!rounder_.round_some()) ptx::mbarrier_try_wait_asleep(barrier, parity);
+        return;
+      }
+    ptx::mbarrier_wait_asleep(barrier, parity);
+  }
+  // Until a region has been rounded. If all wait for that, all do it.
+  __device__ __forceinline__ void wait_for(const Regions& regions, int region) {
+    while (!__all_sync(delta::kAllLanes, ptx::load_acquire(regions.rounded + region) >= regions.runs))
+      if (!rounder_.round_some()) __nanosleep(200);
+  }
+  __device__ __forceinline__ void finish() {
+    if (shares_slots) rounder_.finish();
+  }
+
+  const bool shares_slots;
+
+ private:
+  delta::Rounder<T, C.head_dim, 4, C.rounded_at_once> rounder_;
+};
 
 // The query of a part that a tile meets first, the first one of a block; and how far it is from block to block.
 template <Sm90GradientConfig C>
@@ -83,25 +121,30 @@ __device__ __forceinline__ int query_step(const GradientItem& item) {
   return C.walks_back(item.order) ? -C.query_rows : C.query_rows;
 }
 
-// ---- Producer, warp 2, one thread: which keys and which head are next
+// ---- Producer, warp 2, its first thread: which keys and which head are next
 
-template <Sm90GradientConfig C>
+template <Sm90GradientConfig C, class T>
 class ItemFinder {
  public:
-  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh) : g_(g), sh_(sh) {}
+  __device__ ItemFinder(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
+      : g_(g), sh_(sh), lane_(lane), warp_(g, lane) {}
 
   __device__ __forceinline__ void run() {
     Ring item, due;
+    if (warp_.shares_slots) ptx::wait_for_previous();  // which clears what this warp asks while it waits
     for (;;) {
-      ptx::mbarrier_wait_asleep(sh_.item_empty(item.slot), item.parity ^ 1);
-      const bool more = find(sh_.items[item.slot]);
-      if (!more) say_started();  // before consumers learn that there is nothing left: see delta::round_ended
-      ptx::mbarrier_arrive(sh_.item_full(item.slot));
-      if (!more) return;
-      say_started();
+      warp_.wait(sh_.item_empty(item.slot), item.parity ^ 1);
+      bool more = false;
+      if (lane_ == 0) {
+        more = find(sh_.items[item.slot]);
+        if (!more) say_started();  // before consumers learn that there is nothing left: see delta::round_ended
+        ptx::mbarrier_arrive(sh_.item_full(item.slot));
+        if (more) say_started();
+      }
+      if (!__shfl_sync(delta::kAllLanes, more, 0)) return warp_.finish();
       item.advance<2>();
       // A tile that is taken early is one that no idle multiprocessor can take: the long ones would end last.
-      ptx::mbarrier_wait_asleep(sh_.item_due(), due.parity);
+      warp_.wait(sh_.item_due(), due.parity);
       due.advance<1>();
     }
   }
@@ -135,8 +178,11 @@ class ItemFinder {
       item.ends = head_ == end_;
       if (tile.total_blocks > 0 || (tile.is_last && (tile.rows > 0 || tile.step > 1))) return true;
       if (item.starts && g_.regions.ended != nullptr) {
+        // Nobody waits for the region's slot here. Some other tile of the region has rows and does, so the region does
+        // not end before that.
         ptx::wait_for_previous();  // which clears the counters
-        ptx::arrive_global(g_.regions.ended + region_of(g_.regions, tile, item.kv_head), 1);
+        ptx::arrive_global(g_.regions.ended + region_of(g_.regions, tile, item.kv_head, window_of(g_.regions, tile)),
+                           1);
       }
       if (tile.signal_set == kNoSet) continue;
       // Whoever waits for this set trusts it for the sets before.
@@ -150,7 +196,7 @@ class ItemFinder {
   // run. Where none waits, a block knows its first tile without the counter, and is fed while the kernel before, which
   // clears the counter, still runs.
   __device__ __forceinline__ void take_tile(const Launch& launch) {
-    const bool by_block = C.sums != DqSums::in_order && launch.sets == nullptr;
+    const bool by_block = C.sums != DqSums::in_order && launch.sets == nullptr && !warp_.shares_slots;
     if (by_block && index_ < 0) {
       index_ = blockIdx.x;
       return;
@@ -182,6 +228,8 @@ class ItemFinder {
 
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
+  int lane_;
+  PatientWarp<C, T> warp_;
   bool has_said_ = false;
   std::int64_t index_ = -1;  // of the tile
   int at_ = 0;               // stretch
@@ -346,10 +394,13 @@ class Clerk {
     const int dilation = g_.common.tiling.branches[part.branch].dilation;
     int first = first_met<C>(item, part);
     const int query_step = sm90::query_step<C>(item);
-    const std::int64_t head = static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head;
-    const int step = dilation / g_.sums.stride;
-    int row = g_.sums.row(part.key_begin + dilation * first);
-    const std::int64_t at = head * g_.number_rows + row + static_cast<std::int64_t>(step) * lane_;
+    const int step = dilation / g_.sums.stride, position = part.key_begin + dilation * first;
+    const std::int64_t at = (static_cast<std::int64_t>(tile.batch) * g_.common.heads + tile.head) * g_.number_rows +
+                            g_.numbers.row(position) + static_cast<std::int64_t>(step) * lane_;
+    const int window = g_.regions.table == nullptr ? 0 : window_of(g_.regions, tile);
+    const SumPlace sums = place_sums(g_, tile.batch, tile.head, region_of(g_.regions, tile, item.kv_head, window),
+                                     window * g_.regions.length);
+    int row = g_.sums.row(position - static_cast<int>(sums.begin));
     const float* lse_of = g_.ordered_lse + at;
     const float* delta_of = g_.ordered_delta + g_.delta_offset[part.branch] + at;
     static_assert(C.query_rows % kCountPeriod == 0 && 32 % kCountPeriod == 0);  // so a lane's queries count alike
@@ -371,7 +422,7 @@ class Clerk {
         store_numbers(sh_.number_slab(slot_.slot) + (lane_ + 32 * i) * 16, -lse[i], -delta[i]);
       if (lane_ == 0) {
         GradientBlock& block = sh_.blocks[block_];
-        block.sums = head * g_.sums.rows * C.head_dim;
+        block.sums = sums.first;
         block.first = row;
         block.step = step;
         block.rows = static_cast<std::int16_t>(min(rows, C.query_rows));
@@ -400,7 +451,8 @@ class Clerk {
   int block_ = 0;
 };
 
-// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers; which tiles have added to a block, and ended
+// ---- Producer, warp 1: zeros in rows of dK and dV that no branch covers; which tiles have added to a block, and
+// ended; when a tile may add, where regions share slots
 
 template <Sm90GradientConfig C, class T>
 class Closer {
@@ -409,25 +461,32 @@ class Closer {
 
  public:
   __device__ Closer(const GradientLaunch& g, const GradientShared<C>& sh, int lane)
-      : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks) {}
+      : g_(g), sh_(sh), lane_(lane), chunk_(lane % kChunks), warp_(g, lane) {}
 
   __device__ __forceinline__ void run() {
     Ring key;
     ptx::wait_for_previous();  // which clears the counters
     for (;; key.advance<C.kKeySlots>()) {
-      ptx::mbarrier_wait_asleep(sh_.key_full(key.slot), key.parity);
+      warp_.wait(sh_.key_full(key.slot), key.parity);
       const GradientNote& note = sh_.notes[key.slot];
-      if (note.done) return;
+      if (note.done) return warp_.finish();
+      const int region =
+          g_.regions.ended == nullptr ? 0 : region_of(g_.regions, note, note.kv_head, window_of(g_.regions, note));
+      if constexpr (C.sums == DqSums::unordered)
+        if (warp_.shares_slots) {
+          const int before = g_.regions.table[region].before;
+          if (before != Region::kNone) warp_.wait_for(g_.regions, before);
+          __syncwarp();
+          if (lane_ == 0) ptx::mbarrier_arrive(sh_.tile_may_add(key.slot));
+        }
       if (note.is_last && note.step > 1) clear(note);
       if constexpr (C.sums == DqSums::in_order)
         if (!note.empty) take_turns();
-      unsigned* ended =
-          g_.regions.ended == nullptr ? nullptr : g_.regions.ended + region_of(g_.regions, note, note.kv_head);
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.key_empty(key.slot));
-      if (ended == nullptr) continue;
-      ptx::mbarrier_wait_asleep(sh_.key_empty(key.slot), key.parity);  // by now of the consumers too
-      if (lane_ == 0) ptx::arrive_global(ended, 1);
+      if (g_.regions.ended == nullptr) continue;
+      warp_.wait(sh_.key_empty(key.slot), key.parity);  // by now of the consumers too
+      if (lane_ == 0) ptx::arrive_global(g_.regions.ended + region, 1);
     }
   }
 
@@ -512,6 +571,7 @@ class Closer {
   const GradientLaunch& g_;
   const GradientShared<C>& sh_;
   int lane_, chunk_;
+  PatientWarp<C, T> warp_;
   Ring number_, asked_, added_;  // sums in order: records read, blocks that are due, and that were added to
   int block_ = 0;
 };

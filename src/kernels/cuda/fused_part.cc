@@ -202,7 +202,7 @@ bool FusedPart::backward(const BackwardArgs& args, const Gradients& gradients, c
     }
   }
   g.dq_sums = memory.dq_sums;
-  g.sums = sum_layout(problem);
+  g.sums = g.numbers = sum_layout(problem);
   if (g.sums.stride > 1) {  // then the part has one branch, and one Delta
     const std::int64_t heads = problem.batch * problem.heads;
     ops::reorder(g.lse, heads, problem.tokens, g.sums, memory.lse_copy, stream);

@@ -19,22 +19,28 @@ namespace annulus::cuda {
 // to that fill whole lines, those at larger ones the half of each.
 struct SumLayout {
   int stride = 1;                  // the dilation where there is one branch; else 1
-  int residue_rows = 0;            // of one residue
-  int rows = 0;                    // of all, up to a multiple of 8
+  int residue_rows = 0;            // of one residue, up to a multiple of 8
+  int rows = 0;                    // of all
   unsigned order = kOrderOfPair1;  // the place in its group of row i, in bits 4 i to 4 i + 3
 
   static constexpr unsigned kOrderOfPair1 = 0x76543210, kOrderOfPair2 = 0x75643120, kOrderOfPair4 = 0x75316420;
 
   SumLayout() = default;
-  // `pair`: how far apart the rows of a line are, 1, 2 or 4.
-  SumLayout(std::int64_t tokens, int stride_, int pair)
+  // Of positions [0, count). `pair`: how far apart the rows of a line are, 1, 2 or 4.
+  SumLayout(std::int64_t count, int stride_, int pair)
       : stride(stride_),
-        residue_rows(static_cast<int>((tokens + stride_ - 1) / stride_)),
-        rows((stride * residue_rows + 7) / 8 * 8),
+        residue_rows(static_cast<int>(((count + stride_ - 1) / stride_ + 7) / 8 * 8)),
+        rows(stride * residue_rows),
         order(pair == 4   ? kOrderOfPair4
               : pair == 2 ? kOrderOfPair2
                           : kOrderOfPair1) {}
   ANNULUS_HOST_DEVICE int row(int position) const { return position % stride * residue_rows + position / stride; }
+  // The row of a group of 8 that has a place.
+  ANNULUS_HOST_DEVICE int row_at(int place) const {
+    int row = 0;
+    while (static_cast<int>(order >> row * 4 & 7) != place) ++row;
+    return row;
+  }
   // Of the first of 16 columns, in floats.
   ANNULUS_HOST_DEVICE std::int64_t place(int row, int head_dim, int column) const {
     const int at = static_cast<int>(order >> (row & 7) * 4 & 7);
@@ -42,8 +48,21 @@ struct SumLayout {
   }
 };
 
+// One of the regions below.
+struct Region {
+  static constexpr int kNone = -1;
+
+  unsigned tiles = 0;  // that it has
+  int slot = 0;        // where its sums of dq lie: memory for those of one region; and
+  int before = kNone;  // whose were there before
+};
+
 // Windows of the sequence whose queries and keys meet no others, each key/value head for itself: a region. Its dq is
 // whole when its tiles have ended, whatever else still runs.
+//
+// So regions may share memory for their sums of dq: slots of one region each, a few more than are under way together.
+// Who rounds a region leaves zeros in its slot, and tiles of the next region there wait for that before they add. The
+// sums then never leave the cache, and need memory for these few regions alone.
 //
 // What goes at the rate of memory takes a region by runs: up to kRunRows rows of one query head, neighbours in the sums
 // of dq.
@@ -53,10 +72,12 @@ struct Regions {
   std::int64_t length = 0;  // of a window, in positions
   int windows = 1;
   int kv_heads = 1;
-  int runs = 0;                     // of a region; some may be empty
-  std::int64_t count = 0;           // of all batches
-  const unsigned* tiles = nullptr;  // [batch, window, kv head]: of each region,
-  unsigned* ended = nullptr;        // and how many of them have ended; null: nobody asks
+  int runs = 0;                   // of a region; some may be empty
+  std::int64_t count = 0;         // of all batches
+  const Region* table = nullptr;  // [batch, window, kv head]
+  const int* order = nullptr;     // in which they are rounded: that of their first tiles
+  unsigned* ended = nullptr;      // [region]: tiles that have ended; null: nobody asks
+  unsigned* rounded = nullptr;    // [region]: runs that have been rounded; null: every region has a slot of its own
 
   Regions() = default;
   Regions(std::int64_t tokens, std::int64_t length_, std::int64_t batch, std::int64_t kv_heads_, std::int64_t sharers,
@@ -74,25 +95,30 @@ struct Regions {
 // Rows [first, first + rows) of a residue modulo SumLayout::stride, of one head: row i is position
 // i * stride + residue.
 struct Run {
-  std::int64_t batch = 0, first = 0;
+  std::int64_t region = 0, batch = 0, first = 0;
+  std::int64_t begin = 0;  // position, of the region
   int head = 0, residue = 0, rows = 0;
 
-  ANNULUS_HOST_DEVICE Run(const Regions& regions, int sharers, std::int64_t tokens, int stride, std::int64_t region,
-                          int run) {
+  ANNULUS_HOST_DEVICE Run(const Regions& regions, int sharers, std::int64_t tokens, int stride, std::int64_t region_,
+                          int run)
+      : region(region_) {
     const int window = static_cast<int>(region / regions.kv_heads % regions.windows);
     const int kv_head = static_cast<int>(region % regions.kv_heads);
     batch = region / regions.kv_heads / regions.windows;
     head = kv_head * sharers + run % sharers;
     residue = run / sharers % stride;
-    const std::int64_t begin = window * regions.length;
+    begin = window * regions.length;
     const std::int64_t end = begin + regions.length < tokens ? begin + regions.length : tokens;
     first = (begin - residue + stride - 1) / stride + std::int64_t{run / sharers / stride} * Regions::kRunRows;
     const std::int64_t left = (end - residue + stride - 1) / stride - first;
     rows = left < 0 ? 0 : left < Regions::kRunRows ? static_cast<int>(left) : Regions::kRunRows;
   }
-  // Where it begins in the sums.
-  ANNULUS_HOST_DEVICE int row(const SumLayout& sums) const {
-    return residue * sums.residue_rows + static_cast<int>(first);
+  // Where it begins in a layout of the sequence, and in one of the window.
+  ANNULUS_HOST_DEVICE int row(const SumLayout& layout) const {
+    return residue * layout.residue_rows + static_cast<int>(first);
+  }
+  ANNULUS_HOST_DEVICE int row_in_window(const SumLayout& layout) const {
+    return layout.row(static_cast<int>(first * layout.stride + residue - begin));
   }
 };
 
@@ -109,15 +135,18 @@ struct GradientLaunch {
   const float* lse = nullptr;                    // [batch, heads, tokens]
   float* delta = nullptr;                        // [.., batch, heads, tokens]: eq. 7 or 8, without the output's scale
   std::int64_t delta_offset[kMaxBranches] = {};  // of a branch of the tiling; eq. 7 has one Delta for all
-  float* dq_sums = nullptr;                      // [batch, heads] of SumLayout, for kernels that add to dq
+  // For kernels that add to dq: [slot, sharers] of `sums`, which is of a window; or without regions [batch, heads], and
+  // of the sequence. See place_sums.
+  float* dq_sums = nullptr;
   SumLayout sums;
-  // [batch, heads, sums.rows], of one branch: how many tiles of keys have added to the block of queries that begins at
-  // a row, where they do it one after the other. Each waits for those before it in its group. Null: in any order.
+  // As dq_sums, a number a row, of one branch: how many tiles of keys have added to the block of queries that begins
+  // there, where they do it one after the other. Each waits for its turn (turn_of). Null: in any order.
   unsigned* tiles_added = nullptr;
   // LSE and Delta as the Hopper kernel reads them, in the order of the sums: rows of a block lie side by side. The same
   // as above where that is the order of the positions, else copies.
   const float* ordered_lse = nullptr;  // [batch, heads, number_rows]
   const float* ordered_delta = nullptr;
+  SumLayout numbers;  // of the sequence
   std::int64_t number_rows = 0;
   float* lse_copy = nullptr;  // for who makes Delta; null: none are wanted
   float* delta_copy = nullptr;
@@ -127,6 +156,19 @@ struct GradientLaunch {
   bool causal = false;              // tilings of keys do not say so: their order is that of the queries
   float* sums_of_meetings[2] = {};  // what meetings add to: dq; or dk and dv. Without the factors
 };
+
+// Where the sums of dq of one head lie: behind `first` numbers, in g.sums by positions from `begin` on.
+struct SumPlace {
+  std::int64_t first = 0;
+  std::int64_t begin = 0;
+};
+ANNULUS_HOST_DEVICE SumPlace place_sums(const GradientLaunch& g, std::int64_t batch, int head, std::int64_t region,
+                                        std::int64_t region_begin) {
+  const std::int64_t head_floats = static_cast<std::int64_t>(g.sums.rows) * g.common.head_dim;
+  if (g.regions.table == nullptr) return {(batch * g.common.heads + head) * head_floats, 0};
+  const std::int64_t slot = g.regions.table[region].slot;
+  return {(slot * g.common.sharers + head % g.common.sharers) * head_floats, region_begin};
+}
 
 // All rows of one kind, row by row; see gradient_rows.cu.
 struct GradientRowLaunch {
@@ -141,7 +183,7 @@ ANNULUS_HOST_DEVICE int first_block(const TileBranch& part, bool causal, int row
 }
 
 // Where tiles of a group add to dq one after the other: how many come before a tile at the block of queries that begins
-// at row `query` of the group. From the last tile on, that are those that see the block and have later keys.
+// at row `query` of the group. From the last tile on, those are the tiles that see the block and have later keys.
 ANNULUS_HOST_DEVICE int turn_of(TileOrder order, const TileBranch& part, int query, int key_rows) {
   const int tile = part.first / key_rows;
   return order == TileOrder::blocks_back ? query / key_rows - tile : tile;

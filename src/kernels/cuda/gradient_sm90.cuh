@@ -2,7 +2,8 @@
 //
 //   producer, warp 0       has the copy engine bring K of a tile, then Q and dO of all queries that see it, branch by
 //                          branch, head by head, and V behind the first of them
-//   producer, warp 1       clears rows of dK and dV that nothing covers, says when a tile has ended, and takes turns
+//   producer, warp 1       clears rows of dK and dV that nothing covers, says when a tile has ended and when one may
+//                          add to dQ
 //   producer, warp 2       finds the next tile when the present one is nearly fed
 //   producer, warp 3       fetches LSE and Delta
 //   consumers              S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q in registers; dQ = dS K
@@ -16,7 +17,9 @@
 // waits for tiles alone that were taken before it, so waiting cannot deadlock. Warp 1 asks whether the tile before has
 // added, and tells the next one.
 //
-// When tiles run out, consumers round dq from its sums, wherever all tiles have ended.
+// When tiles run out, consumers round dq from its sums, wherever all tiles have ended. Where regions share slots
+// (Regions in gradient_launch.h), warps 1 and 2 do it all the time, and warp 1 says when the slot of a tile's region is
+// free. No tile waits for one that is taken later, and who waits for a slot rounds meanwhile.
 //
 // The next tile's K is loaded beside this one's, so its first S is made in this one's last turn.
 //
@@ -29,6 +32,8 @@
 //   item_full / item_empty, item_due   the next tile and head, from warp 2 to warps 0 and 3; warp 0 asks
 //   ds_full                      per slot: dS of both consumers; nobody says that it is read, see kDsSlots
 //   sum_due / sum_added          per slot: dQ of a block may be added in order, and has been
+//   tile_may_add                 per slot of keys, where regions share slots for their sums: the tile's region has its
+//   own
 //
 // Queries behind the end of a group have a huge LSE, so their weights are 0; keys behind the end of a tile become 0. As
 // in attend_sm90.cuh, NaN and infinity there raise a flag, and gradient_rows.cu mends the rows.
@@ -185,7 +190,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
     }
   };
   const auto add_dq = [&](int record) __attribute__((always_inline)) {
-    if constexpr (C.sums == DqSums::in_order) ptx::mbarrier_wait(sh.sum_due(sum.slot), sum.parity);
+    if constexpr (C.sums == DqSums::in_order)
+      ptx::mbarrier_wait(sh.sum_due(sum.slot), sum.parity);
+    else if (g.regions.rounded != nullptr)
+      ptx::mbarrier_wait(sh.tile_may_add(key.slot), key.parity);
     put_dq(record);
     if constexpr (C.sums == DqSums::in_order) {
       __syncwarp();
@@ -470,6 +478,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
       ptx::mbarrier_init(sh.sum_due(i), 1);
       ptx::mbarrier_init(sh.sum_added(i), 8);
     }
+    for (int i = 0; C.sums == DqSums::unordered && i < C.kKeySlots; ++i) ptx::mbarrier_init(sh.tile_may_add(i), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -481,7 +490,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     } else if (warp == 1) {
       Closer<C, T>(p.launch, sh, lane).run();
     } else if (warp == 2) {
-      if (lane == 0) ItemFinder<C>(p.launch, sh).run();
+      ItemFinder<C, T>(p.launch, sh, lane).run();
     } else {
       Clerk<C>(p.launch, sh, lane).run();
     }

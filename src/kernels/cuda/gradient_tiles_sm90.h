@@ -64,6 +64,7 @@ struct Sm90GradientConfig {
   int grad_slots = 0;            // dO, which is let go half a turn earlier
   bool dq_leaves_first = false;  // before the exponentials of the next block
   int consumer_registers = 240;  // of a thread; producers have what is left
+  int rounded_at_once = 2;       // loads of a producer warp in flight, by its registers
   int ds_slots = kDsSlots;       // shared between the consumers, for dQ
   DqSums sums = DqSums::unordered;
 
@@ -85,7 +86,9 @@ struct Sm90GradientConfig {
   ANNULUS_HOST_DEVICE constexpr int number_bytes() const { return query_rows * 16; }  // LSE and Delta
   ANNULUS_HOST_DEVICE constexpr int barrier_bytes() const {
     return 8 * (2 * kKeySlots + 2 + ds_slots + 2 * query_slots + 2 * grad_slots + 2 * kNumberSlots + 5 +
-                (sums == DqSums::in_order ? 2 * kSumSlots : 0));
+                (sums == DqSums::in_order    ? 2 * kSumSlots
+                 : sums == DqSums::unordered ? kKeySlots
+                                             : 0));
   }
   ANNULUS_HOST_DEVICE constexpr int slot_bytes() const {
     return (kKeySlots + 1) * key_bytes() + query_slots * query_bytes() + kNumberSlots * number_bytes() +
@@ -109,14 +112,16 @@ inline constexpr Sm90GradientConfig kSm90GradientConfigs[] = {
      .query_slots = 2,
      .grad_slots = 2,
      .dq_leaves_first = true,
-     .consumer_registers = 232},
+     .consumer_registers = 232,
+     .rounded_at_once = 4},
     {.head_dim = 64,
      .causal = true,
      .query_rows = 128,
      .query_slots = 2,
      .grad_slots = 2,
      .dq_leaves_first = true,
-     .consumer_registers = 232},
+     .consumer_registers = 232,
+     .rounded_at_once = 4},
 };
 
 constexpr Sm90GradientConfig with_sums(Sm90GradientConfig config, DqSums sums) {

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <utility>
 
 #include "reference/draw_inputs.h"
 #include "support/device_gradient.h"
@@ -45,21 +48,28 @@ std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick
   return fault.empty() ? "" : fault + " in " + support::describe(problem) + " by " + describe(way) + "\n";
 }
 
-// On every kernel that takes the problem; on Hopper deterministic or not.
+// On every kernel that takes the problem; on Hopper deterministic or not, and with regions that wait for each other.
 std::string faults(const Problem& problem, std::uint64_t seed, GradientWay way = {}) {
   const Inputs inputs = draw_inputs(problem, seed);
   const Yardstick yardstick(problem, inputs);
   std::string text;
-  for (const cuda::KernelChoice& kernel : cuda::kBackwardKernels)
-    for (const bool deterministic : {false, true}) {
-      way.kernel = kernel.name;
-      way.deterministic = deterministic;
-      if (deterministic && way.kernel != "sm90") continue;  // always so
-      try {
-        text += faults(problem, inputs, yardstick, way);
-      } catch (const Unsupported&) {  // another one takes it
-      }
+  const auto try_way = [&] {
+    try {
+      text += faults(problem, inputs, yardstick, way);
+    } catch (const Unsupported&) {  // another one takes it
     }
+  };
+  for (const cuda::KernelChoice& kernel : cuda::kBackwardKernels) {
+    way.kernel = kernel.name;
+    try_way();
+    if (way.kernel != "sm90") continue;  // the same bits in any case, and no sums
+    way.deterministic = true;
+    try_way();
+    way.deterministic = false;
+    way.tiles_ahead = 1;
+    try_way();
+    way.tiles_ahead = -1;
+  }
   return text;
 }
 
@@ -204,6 +214,16 @@ TEST_F(CudaBackward, NonFiniteNumbersStayWhereTheyBelong) {
         }
 }
 
+// Of the largest number that is expected.
+double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0, off = 0;
+  for (std::size_t e = 0; e < expected.size(); ++e) {
+    largest = std::max(largest, std::abs(expected[e]));
+    off = std::max(off, std::abs(found[e] - expected[e]));
+  }
+  return off / largest;
+}
+
 // dk and dv always, dq too where that is asked for; and dq is then what it is else, but for the order of sums.
 void repeats_bit_for_bit(Problem problem, std::int64_t kv_heads) {
   problem.kv_heads = kv_heads;
@@ -224,12 +244,7 @@ void repeats_bit_for_bit(Problem problem, std::int64_t kv_heads) {
       first = bits;
       const std::vector<double> now = call.dq.read();
       if (!deterministic) dq = now;
-      double largest = 0, off = 0;
-      for (std::size_t e = 0; e < dq.size(); ++e) {
-        largest = std::max(largest, std::abs(dq[e]));
-        off = std::max(off, std::abs(now[e] - dq[e]));
-      }
-      EXPECT_LT(off, largest / 100) << support::describe(problem);
+      EXPECT_LT(largest_difference(now, dq), 0.01) << support::describe(problem);
     }
   }
 }
@@ -243,6 +258,8 @@ TEST_F(CudaBackward, RepeatsBitForBit) {
       // and more of them than there are multiprocessors.
       if (causal == (head_dim == 128))
         repeats_bit_for_bit(make_problem(20'011, 2, head_dim, DType::bf16, causal, {{20'011}, {1}}), 1);
+      // Of many groups: tiles come from the last one on, but for those at the end.
+      if (causal) repeats_bit_for_bit(make_problem(15'003, 16, head_dim, DType::bf16, true, {{2048}, {1}}), 16);
     }
 }
 
@@ -257,12 +274,71 @@ TEST_F(CudaBackward, ManyShortTiles) {
         problem = resolve(problem);
         const Inputs inputs = draw_inputs(problem, 61);
         const Yardstick yardstick(problem, inputs);
-        for (const bool deterministic : {false, true}) {
+        GradientWay way;
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+        way.tiles_ahead = 1;
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+        way.tiles_ahead = -1;
+        way.deterministic = true;
+        EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+      }
+}
+
+// Slots for the sums of dq and regions that have them, as the plan says.
+std::pair<int, int> slots_and_regions(const Problem& problem, std::int64_t tiles_ahead) {
+  const cuda::Backward backward(problem, make_plan(problem),
+                                {.kernel = "sm90", .deterministic = false, .sweeps = {}, .tiles_ahead = tiles_ahead});
+  const std::string text = backward.explain();
+  std::pair<int, int> counts;
+  const std::size_t at = text.find("dq in fp32: ");
+  if (at == std::string::npos ||
+      std::sscanf(text.c_str() + at, "dq in fp32: %d slots for %d", &counts.first, &counts.second) != 2)
+    throw std::runtime_error("no slots in\n" + text);
+  return counts;
+}
+
+// Many regions in few slots: dq is what it is with a slot for each, but for the order of its sums, and not a row is
+// left out or taken twice.
+TEST_F(CudaBackward, ManyRegionsInFewSlots) {
+  if (cuda::device_info().compute_capability != 90)
+    GTEST_SKIP() << "no Hopper GPU: the kernel that adds up dq needs one";
+  for (const std::int64_t head_dim : {64, 128})
+    for (const bool causal : {false, true})
+      for (const Branches& pattern : {Branches{{512}, {1}}, Branches{{1024}, {4}}, Branches{{256, 512}, {1, 2}}}) {
+        if (causal && pattern.segments[0] != 512) continue;  // a chunk has all regions, or sweeps have several turns
+        Problem problem = make_problem(15'003, 16, head_dim, DType::bf16, causal, pattern, Phase::every);
+        problem.kv_heads = causal ? 16 : 4;
+        problem = resolve(problem);
+        const Inputs inputs = draw_inputs(problem, 67);
+        Call call(problem, inputs);
+        std::vector<double> own;
+        for (const std::int64_t ahead : {0, 1, 60}) {
+          const auto [slots, regions] = slots_and_regions(problem, ahead);
+          EXPECT_TRUE(ahead == 0 ? slots == regions : 2 * slots <= regions)
+              << slots << " slots, " << regions << " regions";
           GradientWay way;
-          way.deterministic = deterministic;
-          EXPECT_EQ(faults(problem, inputs, yardstick, way), "");
+          way.tiles_ahead = ahead;
+          ASSERT_EQ(compute(call, way), "");
+          const std::vector<double> dq = call.dq.read();
+          if (ahead == 0) own = dq;
+          EXPECT_LT(largest_difference(dq, own), 0.01) << "head size " << head_dim << ", " << ahead << " tiles ahead";
         }
       }
+}
+
+// The first region of a slot is the shorter one at the end of its sequence, and longer ones follow.
+TEST_F(CudaBackward, ShortRegionsBeforeLongOnesInASlot) {
+  if (cuda::device_info().compute_capability != 90)
+    GTEST_SKIP() << "no Hopper GPU: the kernel that adds up dq needs one";
+  Problem problem = make_problem(640, 2, 64, DType::bf16, false, {{128}, {4}}, Phase::every);
+  problem.batch = 8;
+  problem = resolve(problem);
+  const auto [slots, regions] = slots_and_regions(problem, 40);
+  EXPECT_LE(2 * slots, regions);
+  const Inputs inputs = draw_inputs(problem, 71);
+  GradientWay way;
+  way.tiles_ahead = 40;
+  EXPECT_EQ(faults(problem, inputs, Yardstick(problem, inputs), way), "");
 }
 
 // Many tiles for each multiprocessor, of sweeps that hand state on beside ones that store and clear rows: whoever gets
@@ -285,12 +361,8 @@ TEST_F(CudaBackward, ManyTilesOfSeveralSweeps) {
         if (i % 19 != 0) continue;  // reading dq takes longer than making it
         const std::vector<double> dq = call.dq.read();
         if (deterministic && i == 0) without_sums = dq;
-        double largest = 0, off = 0;
-        for (std::size_t e = 0; e < dq.size(); ++e) {
-          largest = std::max(largest, std::abs(without_sums[e]));
-          off = std::max(off, std::abs(dq[e] - without_sums[e]));
-        }
-        ASSERT_LT(off, largest / 100) << "head size " << head_dim << " deterministic " << deterministic;
+        ASSERT_LT(largest_difference(dq, without_sums), 0.01)
+            << "head size " << head_dim << " deterministic " << deterministic;
       }
     }
   }
@@ -337,10 +409,14 @@ TEST_F(CudaBackward, RefusesWhatItCannotDo) {
   const Problem problem = make_problem(100, 2, 64, DType::fp32, true, {{100}, {1}});
   const Plan plan = make_plan(problem);
   support::expect_refused(
-      [&] { cuda::Backward(problem, plan, {.kernel = "fast", .deterministic = false, .sweeps = {}}); },
+      [&] {
+        cuda::Backward(problem, plan, {.kernel = "fast", .deterministic = false, .sweeps = {}, .tiles_ahead = -1});
+      },
       {"one of sm90, mma, rows", "'fast'", "auto"});
   support::expect_refused_as<Unsupported>(
-      [&] { cuda::Backward(problem, plan, {.kernel = "sm90", .deterministic = false, .sweeps = {}}); },
+      [&] {
+        cuda::Backward(problem, plan, {.kernel = "sm90", .deterministic = false, .sweeps = {}, .tiles_ahead = -1});
+      },
       {"`sm90`", "fp32", "auto"});
   const Problem wide = make_problem(100, 2, 513, DType::bf16, true, {{100}, {1}});
   support::expect_refused_as<Unsupported>([&] { cuda::Backward(wide, make_plan(wide)); }, {"1 to 512", "513", "split"});

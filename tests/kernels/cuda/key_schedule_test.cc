@@ -1,6 +1,6 @@
 // Tiles of keys, without a GPU: every row of keys is written once, meets every query that sees it once, and nothing
-// waits for what comes after it. Queries and keys of a region meet no others, and its tiles are counted. Where tiles of
-// a group wait for each other, they come in their order.
+// waits for what comes after it. Queries and keys of a region meet no others, its tiles are counted, and it begins when
+// the one before in its slot has ended. Where tiles of a group wait for each other, they come in their order.
 #include "kernels/cuda/key_schedule.h"
 
 #include <gtest/gtest.h>
@@ -34,6 +34,33 @@ Regions regions_of(const Problem& problem, int stride) {
           stride};
 }
 
+// What a walk through all tiles says of the table of regions. `first`, `last`: tiles of each.
+std::string compare_regions(const Schedule& schedule, const Regions& regions, std::int64_t tokens,
+                            const std::vector<unsigned>& tiles, const std::vector<std::int64_t>& first,
+                            const std::vector<std::int64_t>& last) {
+  for (const std::int64_t ahead : {std::int64_t{0}, std::int64_t{1}, std::int64_t{5}}) {
+    const RegionTable table = make_region_table(schedule, regions, tokens, ahead);
+    std::vector<int> of_slot(static_cast<std::size_t>(std::max(table.slots, 1)), Region::kNone);
+    std::int64_t begun = -1;
+    for (const int number : table.order) {
+      const auto i = static_cast<std::size_t>(number);
+      const Region& region = table.regions.at(i);
+      if (region.tiles != tiles.at(i)) return "tiles of a region miscounted";
+      if (first[i] < begun) return "a region rounded before one that begins earlier";
+      begun = first[i];
+      if (!table.shares() && region.before != Region::kNone) return "a region that waits for nothing";
+      if (table.shares() && region.tiles == 0) return "a region without tiles that waits";
+      if (region.before != of_slot.at(static_cast<std::size_t>(region.slot))) return "two regions in one slot";
+      of_slot[static_cast<std::size_t>(region.slot)] = number;
+      if (region.before != Region::kNone && last[static_cast<std::size_t>(region.before)] + ahead > first[i])
+        return "a region begins before the one in its slot has ended";
+    }
+    if (begun < 0 && schedule.tile_count > 0) return "no region";
+    if (table.shares() && 2 * table.slots > regions.count) return "slots for more than half of the regions";
+  }
+  return "";
+}
+
 std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
   std::string fault;
   const auto note = [&](const char* text) {
@@ -47,6 +74,7 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
   std::map<std::int64_t, std::tuple<int, int, int>> state;  // state row -> who has it
   const Regions regions = regions_of(problem, 1);
   std::vector<unsigned> ended(static_cast<std::size_t>(regions.count), 0);
+  std::vector<std::int64_t> first_tile(ended.size(), INT64_MAX), last_tile(ended.size(), -1);
   int at = 0;
   for (std::int64_t index = 0; index < schedule.tile_count; ++index) {
     at = find_stretch(schedule.stretches.data(), static_cast<int>(schedule.stretches.size()), index, at);
@@ -57,7 +85,10 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
     locate(tiling, stretch, static_cast<unsigned>(index - stretch.first_tile), tile);
     const int kv_head = tile.head;
     const std::int64_t window = (tile.cell_end - 1) / regions.length;
-    ++ended.at(static_cast<std::size_t>(regions.index(tile.batch, tile.cell_end - 1, kv_head)));
+    const auto region = static_cast<std::size_t>(regions.index(tile.batch, tile.cell_end - 1, kv_head));
+    ++ended.at(region);
+    first_tile[region] = std::min(first_tile[region], index);
+    last_tile[region] = index;
     for (int head = kv_head * sharers; head < (kv_head + 1) * sharers; ++head) {
       take_head(tiling, stretch, problem.causal, head, tile);
       for (int b = 0; b < tile.branch_count; ++b) {
@@ -97,7 +128,7 @@ std::string walk(const Problem& problem, const Schedule& schedule, Rows& rows) {
       }
     if (tile.signal_set != kNoSet) ++arrivals[static_cast<std::size_t>(tile.signal_set)];
   }
-  if (ended != count_tiles(schedule, regions)) note("tiles of a region miscounted");
+  if (fault.empty()) fault = compare_regions(schedule, regions, problem.tokens, ended, first_tile, last_tile);
   return fault;
 }
 
@@ -200,13 +231,17 @@ RC_GTEST_PROP(RegionsProperty, RunsHaveEveryRowOnce, ()) {
   const int stride = static_cast<int>(support::draw_between(1, 12));
   const Regions regions = regions_of(problem, stride);
   const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
-  const SumLayout layout(problem.tokens, stride, 1);
+  const SumLayout layout(problem.tokens, stride, 1), of_slot(regions.length, stride, 1);
   std::vector<int> taken(static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens), 0);
   for (std::int64_t region = 0; region < regions.count; ++region)
     for (int i = 0; i < regions.runs; ++i) {
       const Run run(regions, sharers, problem.tokens, stride, region, i);
+      const int in_slot = run.rows == 0 ? 0 : run.row_in_window(of_slot);
+      RC_ASSERT(in_slot % 8 == 0);  // groups are rounded whole
       for (std::int64_t row = run.first; row < run.first + run.rows; ++row) {
         const std::int64_t position = row * stride + run.residue;
+        RC_ASSERT(of_slot.row(static_cast<int>(position - run.begin)) == in_slot + row - run.first);
+        RC_ASSERT(in_slot + row - run.first < of_slot.rows);
         RC_ASSERT(regions.index(run.batch, position, run.head / sharers) == region);
         RC_ASSERT(run.row(layout) + row - run.first == layout.row(static_cast<int>(position)));
         ++taken.at(static_cast<std::size_t>((run.batch * problem.heads + run.head) * problem.tokens + position));
@@ -309,6 +344,28 @@ TEST(KeySchedule, CausalTilesInOrderComeFromTheLastOneOn) {
   ASSERT_EQ(schedule.stretches.size(), 4u);  // 65,536 queries each: 32 MiB of Q, dO and sums
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_EQ(schedule.stretches[i].order, i < 3 ? TileOrder::blocks_back : TileOrder::blocks_last);
+  EXPECT_EQ(order_faults(problem, schedule), "");
+}
+
+// The same of a dilation, with fewer key heads and a shorter segment at the end; blocks of half a tile.
+TEST(KeySchedule, TurnsOfTilesFromTheLastOneOn) {
+  Problem problem;
+  problem.tokens = 12'100;
+  problem.batch = 2;
+  problem.heads = 12;
+  problem.kv_heads = 4;
+  problem.head_dim = 128;
+  problem.dtype = DType::bf16;
+  problem.causal = true;
+  problem.pattern = make_pattern(Preset::residue, {3000}, {3}, 12);
+  problem = resolve(problem);
+  ScheduleRules rules;
+  rules.shape = {128, 64};
+  rules.in_order = true;
+  const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+  EXPECT_EQ(schedule.stretches.front().order, TileOrder::blocks_back);
+  EXPECT_EQ(schedule.stretches.back().order, TileOrder::blocks_last);
+  EXPECT_EQ(order_faults(problem, schedule), "");
 }
 
 // Causal: the longest tiles of a chunk first, chunks of heads whose sums of dq fit the cache.
@@ -327,6 +384,30 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   EXPECT_EQ(schedule.stretches.size(), 8u);
   EXPECT_EQ(schedule.tile_count, 16 * 128);
   for (const Stretch& stretch : schedule.stretches) EXPECT_EQ(stretch.order, TileOrder::residues_last);
+}
+
+// A few regions are under way together, however many there are.
+TEST(Regions, ShareSlotsWhereTheyAreMany) {
+  const auto slots = [](std::int64_t tokens, std::int64_t segment, std::int64_t ahead) {
+    Problem problem;
+    problem.tokens = tokens;
+    problem.batch = 2;
+    problem.heads = 16;
+    problem.head_dim = 64;
+    problem.dtype = DType::bf16;
+    problem.pattern = make_pattern(Preset::longnet, {segment}, {1}, 16);
+    problem = resolve(problem);
+    ScheduleRules rules;
+    rules.shape = {128, 128};
+    const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
+    return make_region_table(schedule, regions_of(problem, 1), tokens, ahead).slots;
+  };
+  EXPECT_EQ(slots(1 << 14, 2048, 396), 26);  // 16 tiles a region: 412 tiles later the slot is taken again
+  EXPECT_EQ(slots(1 << 19, 2048, 396), 26) << "the same, however long";
+  EXPECT_EQ(slots(1 << 14, 2048, 0), 256) << "a slot each";
+  EXPECT_EQ(slots(1 << 14, 1 << 14, 396), 5);  // 128 tiles a region
+  EXPECT_EQ(slots(1 << 14, 1 << 14, 10000), 32) << "not worth it";
+  EXPECT_EQ(slots(15000, 2048, 396), 46) << "shorter segments at the end have fewer tiles";
 }
 
 // Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
