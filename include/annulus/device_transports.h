@@ -31,6 +31,8 @@ struct StagingOptions {
 // instead of "staged mpi". The pieces move inside poll() and wait().
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int device,
                                                  const StagingOptions& options = {});
+// What it takes beside the host's transport, known without one: pinned memory, or the GPU's where MPI is CUDA-aware.
+std::int64_t staged_staging_bytes(int size, const StagingOptions& options = {});
 
 struct NcclOptions {
   std::chrono::milliseconds timeout{60'000};            // as control's
@@ -43,6 +45,8 @@ struct NcclOptions {
 // collective: all ranks call it. Throws Unsupported where there is no NCCL, or where two ranks have one GPU.
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options = {});
+// What it takes of the GPU, known without one.
+std::int64_t nccl_staging_bytes(int size, const NcclOptions& options = {});
 
 enum class Payload {
   automatic,  // NCCL where all ranks have it and no two of them share a GPU, else staged

@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cli/rank_report.h"
 #include "cli/report.h"
+#include "cli/room.h"
 #include "cli/trace.h"
 #include "cli/workload.h"
 #include "exec/schedule.h"
@@ -214,7 +215,7 @@ int bench_rank(const BenchJob& job, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
   const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
-  check_memory_of_hosts(rank, plan_bytes(attention, backward), "this benchmark");
+  check_room(rank, needs_of(attention, backward, rank), "this benchmark");
 
   Workload work(job.problem, holdings_of(job.setup, job.problem).of(rank.index()));
   work.compute_on(rank.device);
@@ -250,7 +251,7 @@ int bench_rank(const BenchJob& job, Rank& rank) {
           << " % of the time waiting for other ranks, "
           << number_text(communication["worst_exposed_fraction"].get<double>() * 100) << " % on the worst rank\n";
     out << describe_memory(reports);
-    Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
+    Json object = {{"problem", problem_of(options, attention, rank)},
                    {"environment", environment_of(attention, job.launch, rank)},
                    {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)}};
     for (const Measurement& measurement : measurements) object[measurement.pass] = measurement_json(measurement, peak);

@@ -24,9 +24,10 @@ Json no_traffic() { return {{"sent_bytes", 0}, {"plan_bytes", 0}, {"minimum_byte
 // Only dq can differ from run to run: where tiles add to it as they come.
 bool adds_dq_up(const std::string& kernel, bool deterministic) { return kernel == "sm90" && !deterministic; }
 
-Json problem_on_cuda(const CommandOptions& options, const Problem& problem, const std::string& kernel) {
-  Json json = problem_json(options, problem, 1);
-  json["deterministic"] = !options.problem.backward || !adds_dq_up(kernel, options.problem.deterministic);
+Json problem_on_cuda(const CommandOptions& options, const Problem& problem, const std::string& kernel, int ranks = 1) {
+  const bool in_order = options.problem.deterministic || options.problem.reproducible;
+  Json json = problem_json(options, problem, ranks);
+  json["deterministic"] = !options.problem.backward || !adds_dq_up(kernel, in_order);
   return json;
 }
 
@@ -108,12 +109,6 @@ class GpuWork {
   }
 
  private:
-  static bool is_tensor(const std::string& name) {
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      for (const auto& names : {input_names(pass), result_names(pass)})
-        if (std::ranges::find(names, name) != names.end()) return true;
-    return false;
-  }
   // Tensors of all passes, and the larger workspace.
   std::vector<MemoryComponent> parts() const {
     std::vector<MemoryComponent> all = attention_.memory(last_);
@@ -203,9 +198,9 @@ Options Gpu::options(const std::string& kernel, bool deterministic) const {
           .deterministic = deterministic};
 }
 
-Json cuda_environment(const Gpu& gpu, const std::string& kernel) {
+Json cuda_environment(const Gpu& gpu, const std::string& kernel, const Launch& launch) {
   const cuda::DeviceInfo device = gpu.info();
-  Json environment = environment_json(instruction_sets().front(), gpu.threads());
+  Json environment = environment_json(instruction_sets().front(), gpu.threads(), launch);
   environment["device"] = "cuda";
   environment["gpu"] = device.name;
   environment["compute_capability"] = device.compute_capability;
@@ -220,6 +215,12 @@ std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::
 
 int threads_of(const RankAttention& attention, const Rank& rank) {
   return rank.on_gpu() ? rank.default_threads() : attention.threads();
+}
+
+Json problem_of(const CommandOptions& options, const RankAttention& attention, const Rank& rank) {
+  const int ranks = rank.transport.size();
+  if (!rank.on_gpu()) return problem_json(options, attention.problem(), ranks);
+  return problem_on_cuda(options, attention.problem(), std::string(attention.instruction_set()), ranks);
 }
 
 Json environment_of(const RankAttention& attention, const Launch& launch, const Rank& rank) {

@@ -55,11 +55,12 @@ std::vector<VerifyCheck> verify_on_cuda(const Gpu& gpu, const Problem& problem, 
                                         const std::function<void(const std::string&)>& step);
 
 // As environment_json and describe have them for the CPU.
-Json cuda_environment(const Gpu& gpu, const std::string& kernel);
+Json cuda_environment(const Gpu& gpu, const std::string& kernel, const Launch& launch = {});
 std::string describe_on_cuda(const Gpu& gpu, const Problem& problem, const std::string& kernel);
 
 // Of one rank, on whatever it computes.
 int threads_of(const RankAttention& attention, const Rank& rank);  // of the host
+Json problem_of(const CommandOptions& options, const RankAttention& attention, const Rank& rank);
 Json environment_of(const RankAttention& attention, const Launch& launch, const Rank& rank);
 std::string describe_machine(const RankAttention& attention, const Rank& rank);  // and the problem
 Peak peak_of_gpu(const std::string& device, DType dtype);

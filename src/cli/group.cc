@@ -206,7 +206,8 @@ Rank::Rank(Transport& transport_, Recorder& recorder_, std::string device_)
     : transport(transport_), recorder(recorder_), device(std::move(device_)) {
   const std::string host = host_name();
   const std::string own = host + " " + usable_core_list();
-  const std::vector<std::string> devices = transport.all_gather(host + " " + device);
+  if (on_gpu()) gpu = cuda::load_backend().info(*parse_device(device).index).id;
+  const std::vector<std::string> devices = transport.all_gather(host + " " + gpu);
   is_first_on_device =
       std::ranges::find(devices, devices[static_cast<std::size_t>(index())]) - devices.begin() == index();
   const std::vector<std::string> all = transport.all_gather(own);

@@ -41,6 +41,7 @@ class Rank {
   Transport& transport;
   Recorder& recorder;
   std::string device;  // "cuda:1"; empty: the CPU
+  std::string gpu;     // which one of its host that is: several processes may each have a "cuda:0" of their own
   bool is_first_on_device = true;
   Neighbours neighbours;
 

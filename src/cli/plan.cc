@@ -6,12 +6,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/cuda.h"
 #include "cli/environment.h"
 #include "cli/matrix_picture.h"
 #include "cli/prediction.h"
 #include "cli/rank_report.h"
 #include "cli/report.h"
 #include "exec/forecast.h"
+#include "kernels/device.h"
 #include "kernels/thread_pool.h"
 #include "numeric/size.h"
 
@@ -23,6 +25,8 @@ struct PlanJob {
   Launch launch;
   RankSetup setup;
   RankOptions options;  // with the threads and slots that a run would have
+  Staging staging;
+  std::optional<Gpu> gpu;  // none: the CPU
   bool backward = false;
   double choice_ms = 0;  // what choosing strategies took
 };
@@ -72,8 +76,7 @@ std::int64_t slots_of(const PlanJob& job, const std::vector<int>& ranks) {
     RankOptions options = job.options;
     options.slot_bytes = slots;
     const Fit fit =
-        fit_slots(job.problem, job.setup.sharding, rank, options,
-                  transport_bytes(job.launch.transport, job.launch.ranks), job.backward, *job.setup.memory_limit);
+        fit_slots(job.problem, job.setup.sharding, rank, options, job.staging, job.backward, *job.setup.memory_limit);
     if (fit.slot_bytes == 0) return slots;  // the text says that it does not fit
     slots = std::min(slots, fit.slot_bytes);
   }
@@ -82,7 +85,6 @@ std::int64_t slots_of(const PlanJob& job, const std::vector<int>& ranks) {
 
 Outlook look_ahead(const PlanJob& job, const std::vector<int>& ranks) {
   Outlook outlook;
-  const std::int64_t staging = transport_bytes(job.launch.transport, job.launch.ranks);
   const Plan plan = make_plan(job.problem);
   // Those two have everybody send to everybody, once and, for results, once more.
   const std::int64_t others = job.launch.ranks - 1;
@@ -94,7 +96,7 @@ Outlook look_ahead(const PlanJob& job, const std::vector<int>& ranks) {
   for (const int rank : ranks) {
     outlook.rank_ms =
         std::max(outlook.rank_ms, milliseconds([&] {
-                   outlook.ranks.push_back(predict(job.problem, job.setup.sharding, rank, job.options, staging));
+                   outlook.ranks.push_back(predict(job.problem, job.setup.sharding, rank, job.options, job.staging));
                  }));
     sent.push_back(outlook.ranks.back().sent_bytes(job.backward));
     const auto sent_by = [&](Strategy strategy) {
@@ -122,6 +124,26 @@ Outlook look_ahead(const PlanJob& job, const std::vector<int>& ranks) {
   return outlook;
 }
 
+// Threads take the GPUs of this machine in turn, or all the one that --device names.
+Room room_on_gpus(const PlanJob& job, const Outlook& outlook) {
+  const cuda::Backend& backend = job.gpu->backend();
+  std::int64_t largest = 0;
+  for (const Prediction& rank : outlook.ranks) largest = std::max(largest, rank.gpu_bytes(job.backward));
+  if (job.launch.transport != "threads")
+    return {largest, job.gpu->info().free_bytes, "a rank, with a GPU like this one", true};
+  const bool is_named = parse_device(job.options.device.device).index.has_value();
+  const int gpus = is_named ? 1 : std::min(backend.device_count(), job.launch.ranks);
+  std::vector<std::int64_t> needed(static_cast<std::size_t>(gpus), 0);
+  for (int rank = 0; rank < job.launch.ranks; ++rank)  // of those that were not looked at, as much as of the largest
+    needed[static_cast<std::size_t>(rank % gpus)] +=
+        outlook.is_sample ? largest : outlook.ranks[static_cast<std::size_t>(rank)].gpu_bytes(job.backward);
+  std::int64_t available = job.gpu->info().free_bytes;
+  for (int i = 0; !is_named && i < gpus; ++i) available = std::min(available, backend.info(i).free_bytes);
+  const int sharers = (job.launch.ranks + gpus - 1) / gpus;
+  const std::string who = sharers == 1 ? "a rank" : std::to_string(sharers) + " ranks";
+  return {std::ranges::max(needed), available, who + ", on one of " + std::to_string(gpus) + " GPUs", true};
+}
+
 Room room_for(const PlanJob& job, const Outlook& outlook) {
   Room room;
   std::int64_t largest = 0;
@@ -130,6 +152,8 @@ Room room_for(const PlanJob& job, const Outlook& outlook) {
   largest = *std::ranges::max_element(all);
   if (job.setup.memory_limit) {
     room = {largest, job.setup.memory_limit, "a rank, by --memory-limit", true};
+  } else if (job.gpu) {
+    room = room_on_gpus(job, outlook);
   } else if (job.launch.transport != "threads") {
     room = {largest, available_memory_bytes(), "a rank, with a machine like this one", true};
   } else {
@@ -176,20 +200,20 @@ Json plan_json(const CommandOptions& options, const PlanJob& job, const Outlook&
   for (const Prediction& rank : outlook.ranks) rows.push_back(rank.rows);
   Json steps = {{"forward", outlook.forward_steps}};
   if (job.backward) steps["backward"] = outlook.backward_steps;
-  return {{"problem", problem_json(options, job.problem, job.launch.ranks)},
-          {"environment", environment_json(options.machine.instruction_set == "auto" ? instruction_sets().front()
-                                                                                     : options.machine.instruction_set,
-                                           job.options.device.threads, job.launch)},
-          {"sharding", ranks_json(job.setup, job.launch, job.options.slot_bytes)},
-          {"fits", room.fits},
-          {"ranks_planned", predicted},
-          {"rows", rows},
-          {"memory", memory},
-          {"traffic", traffic_json},
-          {"strategy", strategies},
-          {"why", job.setup.choice.why},
-          {"steps", steps},
-          {"planning_ms", {{"choice", job.choice_ms}, {"rank", outlook.rank_ms}}}};
+  return {
+      {"problem", problem_json(options, job.problem, job.launch.ranks)},
+      {"environment", job.gpu ? cuda_environment(*job.gpu, outlook.ranks.front().kernel, job.launch)
+                              : environment_json(outlook.ranks.front().kernel, job.options.device.threads, job.launch)},
+      {"sharding", ranks_json(job.setup, job.launch, job.options.slot_bytes)},
+      {"fits", room.fits},
+      {"ranks_planned", predicted},
+      {"rows", rows},
+      {"memory", memory},
+      {"traffic", traffic_json},
+      {"strategy", strategies},
+      {"why", job.setup.choice.why},
+      {"steps", steps},
+      {"planning_ms", {{"choice", job.choice_ms}, {"rank", outlook.rank_ms}}}};
 }
 
 // ---- for people
@@ -221,11 +245,10 @@ std::string traffic_text(const Outlook& outlook) {
          format_bytes(outlook.ring.total) + " in all, " + format_bytes(outlook.ring.largest) + " by one\n";
 }
 
-void print_plan(std::ostream& out, const CommandOptions& options, const PlanJob& job, const Outlook& outlook,
-                const Room& room) {
-  const std::string set =
-      options.machine.instruction_set == "auto" ? instruction_sets().front() : options.machine.instruction_set;
-  out << describe(job.problem, set, job.options.device.threads)
+void print_plan(std::ostream& out, const PlanJob& job, const Outlook& outlook, const Room& room) {
+  const std::string& kernel = outlook.ranks.front().kernel;
+  out << (job.gpu ? describe_on_cuda(*job.gpu, job.problem, kernel)
+                  : describe(job.problem, kernel, job.options.device.threads))
       << describe_ranks(job.launch, job.setup, job.options.slot_bytes);
   const auto [least, most] = std::ranges::minmax(outlook.ranks, {}, &Prediction::rows);
   out << "rows     " << format_count(least.rows) << (least.rows == most.rows ? "" : " to " + format_count(most.rows))
@@ -254,6 +277,8 @@ int plan(const CommandOptions& options) {
   job.launch = make_launch_of_plan(options.ranks, process_environment);
   if (job.launch.launcher.process > 0) return kRight;  // one process speaks for the job
   job.problem = make_problem(options.problem, typed_sizes(options));
+  if (uses_gpu(options.machine)) job.gpu.emplace(options.machine);
+  job.staging = staging_of(job.launch.transport, job.launch.ranks, job.gpu.has_value());
   job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
   job.backward = options.problem.backward;
   (void)make_group_options(options, 0);
@@ -267,7 +292,7 @@ int plan(const CommandOptions& options) {
   job.options.slot_bytes = slots_of(job, ranks);
   const Outlook outlook = look_ahead(job, ranks);
   const Room room = room_for(job, outlook);
-  print_plan(text_output(options.report), options, job, outlook, room);
+  print_plan(text_output(options.report), job, outlook, room);
   write_report(options.report, plan_json(options, job, outlook, room));
   return room.fits ? kRight : kEnvironment;
 }

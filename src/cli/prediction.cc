@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "annulus/carrier.h"
+#include "annulus/device_transports.h"
 #include "cli/launcher.h"
 #include "exec/schedule.h"
 #include "plan/shard.h"
@@ -29,16 +30,20 @@ std::int64_t Prediction::sent_bytes(bool with_backward) const {
 }
 
 Prediction predict(const Problem& problem, const Sharding& sharding, int rank, const RankOptions& options,
-                   std::int64_t transport_bytes) {
+                   const Staging& staging) {
   const auto ahead = make_carried_transport(rank, sharding.ranks, nullptr);
   const RankAttention attention(problem, sharding, *ahead, options);
   Prediction result;
   result.rank = rank;
   result.rows = attention.rows();
+  result.kernel = attention.instruction_set();
+  result.staging = staging;
   result.forward = attention.memory(Pass::forward);
   result.backward = attention.memory(Pass::backward);
-  if (transport_bytes > 0)
-    for (auto* memory : {&result.forward, &result.backward}) memory->push_back({"transport", transport_bytes});
+  for (auto* memory : {&result.forward, &result.backward}) {
+    if (staging.host_bytes > 0) memory->push_back({"transport", staging.host_bytes});
+    if (staging.gpu_bytes > 0) memory->push_back({"transport_gpu", staging.gpu_bytes});
+  }
   result.forward_traffic = attention.traffic(Pass::forward);
   result.backward_traffic = attention.traffic(Pass::backward);
   return result;
@@ -50,23 +55,24 @@ std::int64_t predict_sent_bytes(const Problem& problem, const Sharding& sharding
   RankOptions options;
   options.strategy = strategy;
   options.slot_bytes = std::numeric_limits<std::int64_t>::max() / 2;
-  return predict(problem, sharding, rank, options, 0).sent_bytes(with_backward);
+  return predict(problem, sharding, rank, options).sent_bytes(with_backward);
 }
 
-std::int64_t transport_bytes(const std::string& transport, int ranks) {
+Staging staging_of(const std::string& transport, int ranks, bool on_gpu) {
+  Staging staging;
 #ifdef ANNULUS_WITH_MPI
-  if (transport == "mpi") return mpi_staging_bytes(ranks);
+  if (transport != "threads") staging.host_bytes = mpi_staging_bytes(ranks);
 #endif
-  (void)transport;
-  (void)ranks;
-  return 0;
+  if (on_gpu && transport == "mpi") staging.host_bytes += staged_staging_bytes(ranks);
+  if (on_gpu && transport == "nccl") staging.gpu_bytes = nccl_staging_bytes(ranks);
+  return staging;
 }
 
-Fit fit_slots(const Problem& problem, const Sharding& sharding, int rank, RankOptions options,
-              std::int64_t transport_bytes, bool with_backward, std::int64_t limit) {
+Fit fit_slots(const Problem& problem, const Sharding& sharding, int rank, RankOptions options, const Staging& staging,
+              bool with_backward, std::int64_t limit) {
   Fit fit;
   for (;; options.slot_bytes /= 2) {
-    const std::int64_t bytes = predict(problem, sharding, rank, options, transport_bytes).bytes(with_backward);
+    const std::int64_t bytes = predict(problem, sharding, rank, options, staging).bytes(with_backward);
     if (bytes <= limit) return {options.slot_bytes, bytes};
     fit.bytes = fit.bytes == 0 ? bytes : std::min(fit.bytes, bytes);
     if (options.strategy == Strategy::gather || options.strategy == Strategy::replicated)

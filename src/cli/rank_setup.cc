@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/environment.h"
 #include "cli/prediction.h"
 #include "exec/rates.h"
 #include "numeric/size.h"
@@ -20,10 +19,9 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
   return size;
 }
 
-bool fits(const RankSetup& setup, const Problem& problem, bool with_backward) {
-  const int ranks = setup.sharding.ranks;
-  // Which transport it will be is not known here; room for the hungrier one is little.
-  const std::int64_t staging = transport_bytes("mpi", ranks);
+bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, bool on_gpu) {
+  // Which transport it will be is not known here; room for the hungriest one is little.
+  const Staging staging = staging_of(on_gpu ? "nccl" : "mpi", setup.sharding.ranks, on_gpu);
   // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
   RankOptions options = setup.options;
   if (options.device.threads == 0) options.device.threads = 1;
@@ -64,7 +62,7 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
   choose(setup, problem);
   const bool deals = std::ranges::find(setup.options.branches, Strategy::reshard) != setup.options.branches.end();
   if (!setup.memory_limit || asked.strategy != Strategy::automatic || !deals || ranks == 1 ||
-      fits(setup, problem, options.problem.backward))
+      fits(setup, problem, options.problem.backward, uses_gpu(options.machine)))
     return setup;
   setup.options = asked;
   setup.options.strategy = Strategy::exchange;
@@ -109,8 +107,10 @@ RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool
   if (options.device.threads == 0) options.device.threads = rank.default_threads();
   if (!setup.memory_limit) return options;
 
-  const Fit own = fit_slots(problem, setup.sharding, rank.index(), options, rank.transport.staging_bytes(),
-                            with_backward, *setup.memory_limit);
+  const std::int64_t of_gpu = rank.transport.device_staging_bytes();
+  const Staging staging{rank.transport.staging_bytes() - of_gpu, of_gpu};
+  const Fit own =
+      fit_slots(problem, setup.sharding, rank.index(), options, staging, with_backward, *setup.memory_limit);
   std::int64_t slots = own.slot_bytes, most = 0;
   int largest = 0;
   const std::vector<std::string> all =
@@ -131,25 +131,6 @@ RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool
                       (strategy_text(setup).find("reshard") == std::string::npos ? "" : ", or --strategy exchange"));
   options.slot_bytes = slots;
   return options;
-}
-
-void check_memory_of_hosts(Rank& rank, std::int64_t bytes, const std::string& what) {
-  // Every rank asks before any of them allocates.
-  const auto available = available_memory_bytes();
-  const std::vector<std::string> all = rank.transport.all_gather(rank.neighbours.host + " " + std::to_string(bytes));
-  std::int64_t needed = 0;
-  for (const std::string& text : all) {
-    const auto blank = text.rfind(' ');
-    if (text.substr(0, blank) == rank.neighbours.host) needed += std::stoll(text.substr(blank));
-  }
-  std::string trouble;
-  if (available && needed > *available)
-    trouble = what + " must fit into the memory that is left; it needs " + format_bytes(needed) + " and " +
-              format_bytes(*available) + " are available" +
-              (rank.transport.size() > 1 ? " on " + rank.neighbours.host : "") +
-              ": give smaller sizes or use a larger machine";
-  for (const std::string& text : rank.transport.all_gather(trouble))
-    if (!text.empty()) throw OutOfMemory(text);
 }
 
 }  // namespace annulus::cli

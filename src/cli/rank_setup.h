@@ -35,8 +35,4 @@ std::string strategy_text(const RankSetup& setup);
 // ranks throw OutOfMemory where the limit cannot be kept.
 RankOptions options_of_rank(const RankSetup& setup, const Problem& problem, bool with_backward, Rank& rank);
 
-// All ranks throw OutOfMemory where those of one machine need more than it has left. `bytes` is what this rank is about
-// to allocate. A collective.
-void check_memory_of_hosts(Rank& rank, std::int64_t bytes, const std::string& what);
-
 }  // namespace annulus::cli

@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "cli/rank_report.h"
 #include "cli/report.h"
+#include "cli/room.h"
 #include "cli/trace.h"
 #include "numeric/size.h"
 
@@ -79,7 +80,9 @@ int run_rank(RunJob& job, Rank& rank) {
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
   Workload work(job.problem, holdings.of(rank.index()));
   work.compute_on(rank.device);
-  check_memory_of_hosts(rank, plan_bytes(attention, backward) - job.inputs.lent_bytes(work, job.pass), "this run");
+  Needs needs = needs_of(attention, backward, rank);
+  needs.host_bytes -= job.inputs.lent_bytes(work, job.pass);
+  check_room(rank, needs, "this run");
 
   Trace trace(rank, !options.ranks.trace.empty());
   const std::int64_t sent_before = rank.transport.sent_bytes();
@@ -113,7 +116,7 @@ int run_rank(RunJob& job, Rank& rank) {
   backward_s = slowest(rank, backward_s);
 
   progress.step("write results");
-  Json object = {{"problem", problem_json(options, job.problem, job.launch.ranks)},
+  Json object = {{"problem", problem_of(options, attention, rank)},
                  {"environment", environment_of(attention, job.launch, rank)},
                  {"sharding", ranks_json(job.setup, job.launch, rank_options.slot_bytes)},
                  {"seconds", forward_s + backward_s},

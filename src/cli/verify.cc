@@ -13,6 +13,7 @@
 #include "cli/progress.h"
 #include "cli/rank_report.h"
 #include "cli/report.h"
+#include "cli/room.h"
 #include "cli/verification.h"
 #include "cli/workload.h"
 #include "numeric/size.h"
@@ -112,7 +113,7 @@ class WorstChecks {
 int verify_rank(const VerifyOptions& options, const Problem& problem, const VerifySettings& settings,
                 const Launch& launch, Rank& rank) {
   check_together(rank, [&] { check_reports(report_paths(options)); });
-  check_memory_of_hosts(rank, rank.reports() ? verify_bytes(problem) : 0, "this verification");
+  check_room(rank, {.host_bytes = rank.reports() ? verify_bytes(problem) : 0}, "this verification");
   std::optional<Trace> trace;
   if (!options.ranks.trace.empty()) trace.emplace(rank, true);
   std::vector<VerifyCheck> checks;

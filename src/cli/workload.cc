@@ -53,6 +53,12 @@ std::vector<std::string> result_names(Pass pass) {
 
 bool is_key_side(const std::string& name) { return name == "k" || name == "v" || name == "dk" || name == "dv"; }
 
+bool is_tensor(const std::string& name) {
+  for (const auto& names : {input_names(Pass::backward), result_names(Pass::backward)})
+    if (std::ranges::find(names, name) != names.end()) return true;
+  return false;
+}
+
 Workload::Workload(const Problem& problem, Holding holding) : problem_(problem), holding_(std::move(holding)) {}
 
 const ShardMap& Workload::shard(const std::string& name) const {

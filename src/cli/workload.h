@@ -42,6 +42,8 @@ std::vector<std::string> input_names(Pass pass);
 std::vector<std::string> result_names(Pass pass);
 
 bool is_key_side(const std::string& name);
+// Rather than a part of a workspace.
+bool is_tensor(const std::string& name);
 
 class Workload {
  public:

@@ -39,16 +39,24 @@ struct Piece {
 };
 using Pieces = std::vector<Piece>;
 
+// Of a group of this size.
+std::size_t distances_at_once(int size) {
+  return std::min<std::size_t>(static_cast<std::size_t>(size) - 1, kDistancesAtOnce);
+}
+std::int64_t piece_bytes(int size, const NcclOptions& options) {
+  if (size == 1) return 0;
+  return std::max<std::int64_t>(
+      16, options.staging_bytes / 2 / static_cast<std::int64_t>(distances_at_once(size)) / 16 * 16);
+}
+
 class NcclTransport final : public DeviceTransport {
  public:
   NcclTransport(std::unique_ptr<Transport> control, std::unique_ptr<DeviceCopies> copies, const NcclOptions& options)
       : DeviceTransport(std::move(control), std::move(copies), options.blocking),
         timeout_(options.timeout),
-        at_once_(std::min<std::size_t>(static_cast<std::size_t>(size()) - 1, kDistancesAtOnce)),
-        piece_bytes_(size() == 1 ? 0
-                                 : std::max<std::int64_t>(
-                                       16, options.staging_bytes / 2 / static_cast<std::int64_t>(at_once_) / 16 * 16)),
-        memory_(copies_->device_memory(2 * static_cast<std::int64_t>(at_once_) * piece_bytes_)),
+        at_once_(distances_at_once(size())),
+        piece_bytes_(piece_bytes(size(), options)),
+        memory_(copies_->device_memory(nccl_staging_bytes(size(), options))),
         ended_(copies_->event()) {
     for (std::size_t i = 0; i < 2; ++i) {
       packed_[i] = copies_->event();
@@ -347,6 +355,10 @@ void NcclTransport::fail(const std::string& text) {
 }
 
 }  // namespace
+
+std::int64_t nccl_staging_bytes(int size, const NcclOptions& options) {
+  return 2 * static_cast<std::int64_t>(distances_at_once(size)) * piece_bytes(size, options);
+}
 
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, std::unique_ptr<DeviceCopies> copies,
                                                const LinkMaker& maker, const NcclOptions& options) {

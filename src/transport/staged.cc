@@ -42,7 +42,7 @@ class StagedTransport final : public DeviceTransport {
         borrower_(borrower_of(*host_)),
         name_((borrower_ != nullptr ? "CUDA-aware " : "staged ") + std::string(host_->name())),
         piece_bytes_(options.piece_bytes) {
-    const std::int64_t bytes = size() > 1 ? 4 * piece_bytes_ : 0;
+    const std::int64_t bytes = staged_staging_bytes(size(), options);
     memory_ = borrower_ != nullptr ? copies_->device_memory(bytes) : copies_->host_memory(bytes);
     if (borrower_ != nullptr) borrower_->borrow(memory_);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -185,6 +185,10 @@ void StagedTransport::hold() {
 }
 
 }  // namespace
+
+std::int64_t staged_staging_bytes(int size, const StagingOptions& options) {
+  return size > 1 ? 4 * options.piece_bytes : 0;
+}
 
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, std::unique_ptr<DeviceCopies> copies,
                                                  const StagingOptions& options) {

@@ -71,7 +71,7 @@ TEST(Prediction, IsTheLibrarysOwnWord) {
   const RankSetup setup = make_rank_setup(options, problem, 3);
   run_ranks(launch_threads(3), {}, [&](Rank& rank) {
     const RankAttention attention(problem, setup.sharding, rank.transport, setup.options);
-    const Prediction foretold = predict(problem, setup.sharding, rank.index(), setup.options, 0);
+    const Prediction foretold = predict(problem, setup.sharding, rank.index(), setup.options);
     EXPECT_EQ(foretold.rows, attention.rows());
     EXPECT_EQ(foretold.forward, attention.memory(Pass::forward));
     EXPECT_EQ(foretold.backward, attention.memory(Pass::backward));
@@ -87,14 +87,14 @@ TEST(Prediction, SlotsShrinkToKeepALimit) {
       parse({"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4", "--strategy", "exchange"});
   const Problem problem = problem_of(options);
   const RankSetup setup = make_rank_setup(options, problem, 4);
-  const Prediction free = predict(problem, setup.sharding, 1, setup.options, 0);
-  EXPECT_EQ(fit_slots(problem, setup.sharding, 1, setup.options, 0, true, free.bytes(true)).slot_bytes,
+  const Prediction free = predict(problem, setup.sharding, 1, setup.options);
+  EXPECT_EQ(fit_slots(problem, setup.sharding, 1, setup.options, {}, true, free.bytes(true)).slot_bytes,
             setup.options.slot_bytes);
-  const Fit tight = fit_slots(problem, setup.sharding, 1, setup.options, 0, true, free.bytes(true) * 9 / 10);
+  const Fit tight = fit_slots(problem, setup.sharding, 1, setup.options, {}, true, free.bytes(true) * 9 / 10);
   EXPECT_LT(tight.slot_bytes, setup.options.slot_bytes);
   EXPECT_GT(tight.slot_bytes, 0);
   EXPECT_LE(tight.bytes, free.bytes(true) * 9 / 10);
-  const Fit never = fit_slots(problem, setup.sharding, 1, setup.options, 0, true, 1000);
+  const Fit never = fit_slots(problem, setup.sharding, 1, setup.options, {}, true, 1000);
   EXPECT_EQ(never.slot_bytes, 0);
   EXPECT_GT(never.bytes, 1000);
   EXPECT_LT(never.bytes, free.bytes(true));
@@ -105,7 +105,7 @@ TEST(RankSetup, AutoExchangesWhereDealingOutDoesNotFit) {
   const std::vector<std::string> words = {"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4"};
   const RankSetup free = make_rank_setup(parse(words), problem_of(parse(words)), 4);
   ASSERT_EQ(strategy_text(free), "reshard");
-  const std::int64_t needs = predict(problem_of(parse(words)), free.sharding, 1, free.options, 0).bytes(false);
+  const std::int64_t needs = predict(problem_of(parse(words)), free.sharding, 1, free.options).bytes(false);
   const auto limited = [&](std::int64_t limit) {
     std::vector<std::string> more = words;
     more.insert(more.end(), {"--memory-limit", std::to_string(limit)});
@@ -130,24 +130,6 @@ TEST(MatrixPicture, DarkerForMore) {
             "  1 │··  │\n");
   EXPECT_EQ(matrix_picture({{0, {0, 0}}, {1, {0, 0}}}), "nobody sends anything\n");
   EXPECT_NE(matrix_picture({{0, std::vector<std::int64_t>(1000, 5)}}).find("several a column"), std::string::npos);
-}
-
-TEST(MemoryOfHosts, MoreThanThereIsIsRefusedWithNumbers) {
-  run_ranks(launch_threads(2), {}, [](Rank& rank) {
-    check_memory_of_hosts(rank, 1 << 20, "a megabyte");
-    return kRight;
-  });
-  testing::internal::CaptureStderr();
-  EXPECT_THROW(run_ranks(launch_threads(2), {},
-                         [](Rank& rank) {
-                           check_memory_of_hosts(rank, std::int64_t{1} << 59, "an exabyte");
-                           return kRight;
-                         }),
-               Reported);
-  const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_PART(text, "1.0 EiB");
-  EXPECT_PART(text, "available");
-  EXPECT_EQ(text.find("an exabyte"), text.rfind("an exabyte")) << "said once";
 }
 
 }  // namespace

@@ -77,6 +77,11 @@ DeviceInfo device_info() {
   check(cudaGetDeviceProperties(&properties, device), "ask the device for its properties");
   DeviceInfo info;
   info.name = properties.name;
+  for (const char byte : properties.uuid.bytes) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    info.id += kDigits[static_cast<unsigned char>(byte) / 16];
+    info.id += kDigits[static_cast<unsigned char>(byte) % 16];
+  }
   info.compute_capability = 10 * properties.major + properties.minor;
   info.multiprocessors = properties.multiProcessorCount;
   info.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);

@@ -21,6 +21,7 @@ using StreamHandle = CUstream_st*;  // cudaStream_t
 
 struct DeviceInfo {
   std::string name;
+  std::string id;              // of this one among all, by whatever number a process knows it
   int compute_capability = 0;  // 90: sm_90
   int multiprocessors = 0;
   int shared_bytes = 0;  // that one block may have
