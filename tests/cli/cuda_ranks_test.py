@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The tool on ranks that share a GPU: threads, processes over MPI and over NCCL; and one that is killed or stopped.
 
-Run by `./dev gpu`; exits with 77 (skipped) where the tool finds no GPU. Processes that share a GPU have an NCCL_HOSTID
-each: NCCL takes one rank a GPU of a host, and believes that they are on different ones.
+Run by `./dev gpu`, and by ctest on a pretend GPU (tests/pretend_cuda); exits with 77 (skipped) where the tool finds
+neither. Processes that share a GPU have an NCCL_HOSTID each: NCCL takes one rank a GPU of a host, and believes that
+they are on different ones.
 """
 
 import json
@@ -15,7 +16,7 @@ import sys
 import unittest
 
 from mpi_test import HANG_S, MPIEXEC, Job, children
-from tool import TOOL, CliTest
+from tool import TOOL, CliTest, info
 
 PROBLEM = ["--device", "cuda", "--tokens", "1003", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
 PROBLEM += ["--dtype", "bf16", "--segments", "100,1003", "--dilations", "1,4"]
@@ -29,7 +30,13 @@ def job(ranks, *words):
     return [*MPIEXEC, "-n", str(ranks), "bash", "-c", OWN_HOST, "bash", TOOL, *map(str, words)]
 
 
-class CudaRanks(CliTest):
+class CudaRanksTest(CliTest):
+    def need(self, transport):
+        if transport not in info()["transports"]:
+            self.skipTest(f"`annulus info` shows no transport {transport}")
+
+
+class CudaRanks(CudaRanksTest):
     def verified(self, command):
         result = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=HANG_S, check=False)
         self.assertEqual(result.returncode, 0, f"{shlex.join(command)}\n{result.stdout}\n{result.stderr}")
@@ -47,12 +54,18 @@ class CudaRanks(CliTest):
             for causal in [], ["--causal"]:
                 self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", "--layout", layout, *causal])
 
-    def test_processes(self):
-        for transport in "mpi", "nccl":
-            for ranks in 2, 4:
-                for strategy in STRATEGIES:
-                    words = ["--transport", transport, "--strategy", strategy, "--timeout", "20"]
-                    self.verified(job(ranks, "verify", *PROBLEM, *words))
+    def processes(self, transport):
+        self.need(transport)
+        for ranks in 2, 4:
+            for strategy in STRATEGIES:
+                words = ["--transport", transport, "--strategy", strategy, "--timeout", "20"]
+                self.verified(job(ranks, "verify", *PROBLEM, *words))
+
+    def test_processes_over_mpi(self):
+        self.processes("mpi")
+
+    def test_processes_over_nccl(self):
+        self.processes("nccl")
 
     def test_reproducible_bits(self):
         words = ["run", *PROBLEM, "--backward", "--reproducible", "--quiet", "--json", "-"]
@@ -73,10 +86,11 @@ class CudaRanks(CliTest):
         self.assertIn("copy", {e["name"] for e in events})
 
 
-class Faults(CliTest):
+class Faults(CudaRanksTest):
     """Three processes on one GPU, hurt from outside: in forward, and in backward."""
 
-    def hurt(self, transport, a_signal, backward):
+    def hurt(self, transport, a_signal, backward=False):
+        self.need(transport)
         words = [*LONG, "--transport", transport, "--min-seconds", "100000"]
         if backward:  # a few seconds of either pass
             words = [*LONG, "--transport", transport, "--backward", "--min-seconds", "4"]
@@ -89,28 +103,34 @@ class Faults(CliTest):
         self.assertNotEqual(started.end(), 0, started.text())
         return started.text()
 
-    def test_a_rank_is_killed(self):
-        for transport in "mpi", "nccl":
-            for backward in False, True:
-                text = self.hurt(transport, signal.SIGKILL, backward)
-                self.assertRegex(text, r"rank 1 with PID .* exited on signal 9|rank 1 is lost", transport)
+    def kill(self, transport, backward=False):
+        text = self.hurt(transport, signal.SIGKILL, backward)
+        self.assertRegex(text, r"rank 1 with PID .* exited on signal 9|rank 1 is lost")
 
-    def test_a_rank_is_stopped(self):
-        for transport in "mpi", "nccl":
-            text = self.hurt(transport, signal.SIGSTOP, False)
-            self.assertRegex(text, r"rank 1 is lost: no sign of life for", transport)
+    def stop(self, transport):
+        text = self.hurt(transport, signal.SIGSTOP)
+        self.assertRegex(text, r"rank 1 is lost: no sign of life for")
 
+    def test_a_rank_of_mpi_is_killed(self):
+        self.kill("mpi")
+        self.kill("mpi", backward=True)
 
-def has_gpu():
-    done = subprocess.run([TOOL, "info", "--json", "-", "--quiet"], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)["gpu"] is not None
+    def test_a_rank_of_nccl_is_killed(self):
+        self.kill("nccl")
+        self.kill("nccl", backward=True)
+
+    def test_a_rank_of_mpi_is_stopped(self):
+        self.stop("mpi")
+
+    def test_a_rank_of_nccl_is_stopped(self):
+        self.stop("nccl")
 
 
 if __name__ == "__main__":
     if shutil.which(MPIEXEC[0]) is None:
         print(f"Skipped: {MPIEXEC[0]} is not here")
         sys.exit(77)
-    if not has_gpu():
+    if info()["gpu"] is None:
         print("Skipped: `annulus info` shows no GPU")
         sys.exit(77)
     unittest.main()

@@ -4,6 +4,7 @@ ANNULUS_TOOL names the executable. Every run gets a folder of its own; where a r
 before and must be the same afterwards. Needs nothing but Python's standard library.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -40,6 +41,12 @@ def run(*arguments, cwd=None, preexec_fn=None):
         timeout=300,
         check=False,
     )
+
+
+@functools.cache
+def info():
+    """What `annulus info` says of this machine."""
+    return json.loads(run("info", "--json", "-", "--quiet").stdout)
 
 
 def write_safetensors(path, tensors):

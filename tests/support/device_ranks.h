@@ -1,11 +1,26 @@
-// The product on p ranks that share a GPU: shards go in, the whole result comes out. The counterpart of rank_call.h.
+// The product on p ranks that share a GPU: shards go in, the whole result comes out. The counterpart of rank_call.h. It
+// asks the backend for everything, so that it serves GPUs and pretend ones (pretend_cuda/backend.cc).
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include "annulus/device_transports.h"
-#include "support/device_call.h"
+#include "kernels/cuda/load.h"
 #include "support/rank_call.h"
 
 namespace annulus::support {
+
+// Skips where there is no GPU, and says why.
+class OnSomeGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      (void)cuda::load_backend().info(0);
+    } catch (const DeviceError& error) {
+      GTEST_SKIP() << "no CUDA device: " << error.what();
+    }
+  }
+};
 
 // How the ranks of a process share a GPU.
 struct DeviceRanksWay {
@@ -20,49 +35,79 @@ inline std::string describe(const DeviceRanksWay& way) {
          std::to_string(static_cast<int>(way.layout));
 }
 
-// Memory of a GPU full of NaN.
+// Memory of the GPU full of NaN.
 class PoisonedMemory {
  public:
-  explicit PoisonedMemory(std::size_t bytes) : memory_(bytes) {
-    if (bytes > 0) cuda::check(cudaMemset(memory_.data(), 0xff, bytes), "poison memory");
+  explicit PoisonedMemory(std::size_t bytes) : bytes_(bytes), memory_(cuda::load_backend().allocate(0, bytes)) {
+    memory_->put(std::vector<std::byte>(bytes, std::byte{0xff}).data());
   }
-  std::span<std::byte> span() const { return {memory_.data(), memory_.bytes()}; }
+  std::span<std::byte> span() const { return {static_cast<std::byte*>(memory_->data()), bytes_}; }
+  void get(void* host) const { memory_->get(host); }
 
  private:
-  cuda::DeviceBuffer memory_;
+  std::size_t bytes_;
+  std::unique_ptr<cuda::DeviceMemory> memory_;
+};
+
+// A host tensor's memory on the GPU, its first element at a multiple of 16 bytes or just of its own size.
+class TensorOnGpu {
+ public:
+  TensorOnGpu(HostTensor& host, bool aligned)
+      : host_(host),
+        shift_(aligned ? 128 - HostTensor::kGuardBytes : 0),
+        image_(host.storage().size() + shift_ + 128),
+        memory_(cuda::load_backend().allocate(0, image_.size())) {
+    std::ranges::copy(host.storage(), inside());
+    memory_->put(image_.data());
+  }
+  TensorView view() const {
+    TensorView view = host_.view();
+    view.data = static_cast<std::byte*>(memory_->data()) + shift_ + HostTensor::kGuardBytes;
+    return view;
+  }
+  void bring_back() {
+    memory_->get(image_.data());
+    std::copy_n(inside(), host_.storage().size(), host_.storage().begin());
+  }
+
+ private:
+  std::vector<std::byte>::iterator inside() { return image_.begin() + static_cast<std::ptrdiff_t>(shift_); }
+
+  HostTensor& host_;
+  std::size_t shift_;
+  std::vector<std::byte> image_;
+  std::unique_ptr<cuda::DeviceMemory> memory_;
 };
 
 // Forward and backward of one rank. `own` are its rows.
 inline std::string run_rank_on_device(const RankAttention& attention, Call& own, const DeviceRanksWay& way) {
-  DeviceTensor q(own.q, way.aligned), k(own.k, way.aligned), v(own.v, way.aligned), dout(own.dout, way.aligned),
+  TensorOnGpu q(own.q, way.aligned), k(own.k, way.aligned), v(own.v, way.aligned), dout(own.dout, way.aligned),
       out(own.out, way.aligned), dq(own.dq, way.aligned), dk(own.dk, way.aligned), dv(own.dv, way.aligned);
   const std::span<float> lse = own.lse.span();
   const PoisonedMemory lse_memory(lse.size_bytes()), forward(attention.workspace_bytes(Pass::forward)),
       backward(attention.workspace_bytes(Pass::backward));
-  const cuda::Stream stream;
-  cuda::check(cudaDeviceSynchronize(), "prepare");
   auto* numbers = reinterpret_cast<float*>(lse_memory.span().data());
-  attention.forward({.q = q.view(),
-                     .k = k.view(),
-                     .v = v.view(),
-                     .out = out.view(),
-                     .lse = {numbers, lse.size()},
-                     .workspace = forward.span(),
-                     .stream = stream.get()});
-  attention.backward({.q = q.view(),
-                      .k = k.view(),
-                      .v = v.view(),
-                      .out = out.view(),
-                      .lse = {numbers, lse.size()},
-                      .dout = dout.view(),
-                      .dq = dq.view(),
-                      .dk = dk.view(),
-                      .dv = dv.view(),
-                      .workspace = backward.span(),
-                      .stream = stream.get()});
-  stream.wait();
-  if (!lse.empty())
-    cuda::check(cudaMemcpy(lse.data(), numbers, lse.size_bytes(), cudaMemcpyDeviceToHost), "copy lse back");
+  (void)cuda::load_backend().time(0, [&](void* stream) {
+    attention.forward({.q = q.view(),
+                       .k = k.view(),
+                       .v = v.view(),
+                       .out = out.view(),
+                       .lse = {numbers, lse.size()},
+                       .workspace = forward.span(),
+                       .stream = stream});
+    attention.backward({.q = q.view(),
+                        .k = k.view(),
+                        .v = v.view(),
+                        .out = out.view(),
+                        .lse = {numbers, lse.size()},
+                        .dout = dout.view(),
+                        .dq = dq.view(),
+                        .dk = dk.view(),
+                        .dv = dv.view(),
+                        .workspace = backward.span(),
+                        .stream = stream});
+  });
+  if (!lse.empty()) lse_memory.get(lse.data());
   std::string fault;
   for (const auto& [tensor, host, name] : {std::tuple{&out, &own.out, "out"}, std::tuple{&dq, &own.dq, "dq"},
                                            std::tuple{&dk, &own.dk, "dk"}, std::tuple{&dv, &own.dv, "dv"}}) {

@@ -17,46 +17,85 @@ namespace annulus::support {
 
 class PretendStream {
  public:
-  PretendStream() : thread_([this](const std::stop_token& stop) { run(stop); }) {}
-  ~PretendStream() { wait(); }
-
-  void queue(std::function<void()> work) {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
-    ++queued_;
-    news_.notify_all();
+  PretendStream() : thread_([state = state_](const std::stop_token& stop) { state->run(stop); }) {
+    const std::lock_guard lock(all().mutex);
+    all().states.push_back(state_);
   }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    news_.wait(lock, [&, until = queued_] { return done_ >= until; });
+  ~PretendStream() {
+    wait();
+    const std::lock_guard lock(all().mutex);
+    std::erase(all().states, state_);
+  }
+
+  void queue(std::function<void()> work) { state_->queue(std::move(work)); }
+  void wait() { state_->wait(); }
+
+  // What is queued on any stream now is done.
+  static void wait_for_all() {
+    std::vector<std::shared_ptr<State>> states;
+    {
+      const std::lock_guard lock(all().mutex);
+      states = all().states;
+    }
+    for (const auto& state : states) state->wait();
+  }
+  // As CUDA names them: null and 1 are the stream that is always there.
+  static PretendStream& at(void* stream) {
+    static PretendStream always;
+    return stream == nullptr || stream == reinterpret_cast<void*>(1) ? always : *static_cast<PretendStream*>(stream);
   }
 
  private:
-  void run(const std::stop_token& stop) {
-    std::unique_lock lock(mutex_);
-    while (news_.wait(lock, stop, [&] { return !queue_.empty(); })) {
-      const auto work = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      work();
-      lock.lock();
-      ++done_;
+  class State {
+   public:
+    void queue(std::function<void()> work) {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(work));
+      ++queued_;
       news_.notify_all();
     }
+    void wait() {
+      std::unique_lock lock(mutex_);
+      news_.wait(lock, [&, until = queued_] { return done_ >= until; });
+    }
+    void run(const std::stop_token& stop) {
+      std::unique_lock lock(mutex_);
+      while (news_.wait(lock, stop, [&] { return !queue_.empty(); })) {
+        auto work = std::move(queue_.front());
+        queue_.pop_front();
+        lock.unlock();
+        work();
+        work = nullptr;  // and with it what it kept
+        lock.lock();
+        ++done_;
+        news_.notify_all();
+      }
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable_any news_;
+    std::deque<std::function<void()>> queue_;
+    std::int64_t queued_ = 0, done_ = 0;
+  };
+  struct All {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<State>> states;
+  };
+  static All& all() {
+    static auto& all = *new All;  // streams may outlive whatever ends before them
+    return all;
   }
 
-  std::mutex mutex_;
-  std::condition_variable_any news_;
-  std::deque<std::function<void()>> queue_;
-  std::int64_t queued_ = 0, done_ = 0;
-  std::jthread thread_;  // last: it uses the others
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::jthread thread_;  // last: it uses the other
 };
 
 class PretendEvent final : public DeviceEvent {
  public:
   void record(void* stream) override {
     const std::lock_guard lock(state_->mutex);
-    static_cast<PretendStream*>(stream)->queue([state = state_, moment = ++state_->recorded] { state->pass(moment); });
+    PretendStream::at(stream).queue([state = state_, moment = ++state_->recorded] { state->pass(moment); });
   }
   bool passed() override {
     const std::lock_guard lock(state_->mutex);
@@ -111,7 +150,7 @@ class PretendCopies final : public DeviceCopies {
   void* lane(int index) override { return &lanes_[static_cast<std::size_t>(index)]; }
   std::unique_ptr<DeviceEvent> event() override { return std::make_unique<PretendEvent>(); }
   void hold(void* stream, DeviceEvent& event) override {
-    static_cast<PretendEvent&>(event).hold(*static_cast<PretendStream*>(stream));
+    static_cast<PretendEvent&>(event).hold(PretendStream::at(stream));
   }
   std::unique_ptr<OwnedBytes> host_memory(std::int64_t bytes) override { return std::make_unique<PretendBytes>(bytes); }
   std::unique_ptr<OwnedBytes> device_memory(std::int64_t bytes) override {

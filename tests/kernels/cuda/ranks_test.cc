@@ -1,4 +1,5 @@
-// Ranks that share a GPU: the result is that of one rank, whatever the layout, the strategy and the kernel.
+// Ranks that share a GPU: the result is that of one rank, whatever the layout, the strategy and the kernel. Every
+// machine runs this on a pretend GPU as well (tests/pretend_cuda).
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -22,7 +23,7 @@ using support::DeviceRanksWay;
 using support::draw_between;
 using support::Yardstick;
 
-class CudaRanks : public support::OnDevice {};
+class CudaRanks : public support::OnSomeGpu {};
 
 std::string faults(const Problem& problem, const Inputs& inputs, const Yardstick& yardstick, const Sharding& sharding,
                    const RankOptions& options, const DeviceRanksWay& way = {}) {
