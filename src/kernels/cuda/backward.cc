@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <climits>
-#include <cmath>
 #include <sstream>
 
 #include "kernels/cuda/backward_kernels.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/key_schedule.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/sum_plan.h"
 #include "kernels/workspace.h"
 #include "plan/phase.h"
 
@@ -34,10 +34,7 @@ struct Pass {
   int blocks = 0;  // that the device holds at a time
   Schedule schedule;
   DeviceBuffer stretches, classes, anchors;
-  Regions regions;  // where dq is added up
-  int slots = 0;    // of the sums
-  bool shares_slots = false;
-  SumLayout sums_of_head;  // in a slot
+  SumPlan dq_sums;  // where it adds to dq
   DeviceBuffer region_table, region_order;
 
   Pass(mma::Part part_, int branch_, int sums_, int blocks_, Schedule schedule_)
@@ -52,6 +49,14 @@ struct Pass {
     schedule.tiling.classes = reinterpret_cast<const std::int32_t*>(classes.data());
     schedule.tiling.anchors = reinterpret_cast<const std::int32_t*>(anchors.data());
   }
+
+  void add_to(SumPlan sums_of_dq) {
+    dq_sums = std::move(sums_of_dq);
+    region_table = to_device(dq_sums.table.regions);
+    region_order = to_device(dq_sums.table.order);
+    dq_sums.regions.table = reinterpret_cast<const Region*>(region_table.data());
+    dq_sums.regions.order = reinterpret_cast<const int*>(region_order.data());
+  }
 };
 
 // What one kernel does, in order.
@@ -62,25 +67,6 @@ struct Tiled {
   std::vector<Pass> deltas;  // eq. 8: one a branch
   std::vector<Pass> passes;
 };
-
-// Regions share slots where that saves memory that counts, and where it costs no time: where two warps of a
-// multiprocessor keep up with the rounding (tiles of 128 keys that meet 2,048 queries each finish 0.8 bytes of dq in a
-// nanosecond: too much), and where a window is not the whole sequence (docs/hopper-backward.md has what was measured).
-constexpr std::int64_t kSharedBytes = 256 << 20;  // that a slot for each region would take
-constexpr double kSharedQueries = 2500;
-// Slots are for tiles that run, for regions that are being rounded, and as many for what comes late.
-constexpr std::int64_t kTilesAhead = 3;  // for each block that the device holds
-
-// Of so many positions of a problem.
-SumLayout layout_of(const Problem& problem, std::int64_t positions) {
-  const std::vector<annulus::Branch>& branches = problem.pattern.branches;
-  const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
-  if (branches.size() == 1) return {positions, static_cast<int>(std::min(branches.front().dilation, longest)), 1};
-  int pair = 1;
-  for (const annulus::Branch& branch : branches)
-    if (branch.dilation == 2 || branch.dilation == 4) pair = std::max(pair, static_cast<int>(branch.dilation));
-  return {positions, 1, pair};
-}
 
 std::string list_of_kernels() {
   std::string text;
@@ -138,11 +124,6 @@ struct Backward::Impl {
   }
   std::int64_t rows() const { return problem.batch * problem.heads * problem.tokens; }
 
-  std::int64_t sum_rows(const Pass& pass) const {
-    return pass.slots * (problem.heads / problem.kv_heads) * pass.sums_of_head.rows;
-  }
-  std::int64_t sum_floats(const Pass& pass) const { return sum_rows(pass) * problem.head_dim; }
-
   ScheduleRules rules_for(TileShape shape, int arrivals, int sums, const BackwardOptions& options) const {
     ScheduleRules rules;
     rules.shape = shape;
@@ -193,54 +174,12 @@ struct Backward::Impl {
     rules.in_order = in_order;
     choice.passes.emplace_back(mma::Part::dk_dv, 0, 2, sm90::prepare_gradient(problem) * device.multiprocessors,
                                make_key_schedule(problem, plan, rules));
-    if (choice.adds_dq) add_regions(plan, choice.passes.back(), options);
+    Pass& last = choice.passes.back();
+    if (choice.adds_dq)
+      last.add_to(plan_sums(
+          problem, plan, last.schedule,
+          {.deterministic = options.deterministic, .blocks = last.blocks, .tiles_ahead = options.tiles_ahead}));
     tiled.push_back(std::move(choice));
-  }
-
-  Regions regions_of(std::int64_t length, int stride) const {
-    return {problem.tokens, length, problem.batch, problem.kv_heads, problem.heads / problem.kv_heads, stride};
-  }
-
-  // Queries that a key meets, of one head: how long a row of dq takes to be computed.
-  double queries_of_key() const {
-    double queries = 0;
-    for (std::size_t b = 0; b < problem.pattern.branches.size(); ++b) {
-      const annulus::Branch& branch = problem.pattern.branches[b];
-      const auto length = static_cast<double>(std::min(branch.segment, problem.tokens));
-      double share = 0;  // of rows that take part
-      for (std::int64_t head = 0; head < problem.heads; ++head)
-        share += static_cast<double>(classes_of(problem, static_cast<int>(b), head).count) /
-                 static_cast<double>(branch.dilation * problem.heads);
-      queries += share * std::ceil(length / static_cast<double>(branch.dilation));
-    }
-    return problem.causal ? queries / 2 : queries;
-  }
-
-  // 0: a slot for each region. Sets order sweeps, which add to a region at several times.
-  std::int64_t tiles_ahead(const Pass& pass, const BackwardOptions& options) const {
-    if (options.deterministic || pass.schedule.set_count > 0) return 0;
-    if (options.tiles_ahead >= 0) return options.tiles_ahead;
-    const std::int64_t bytes = rows() * problem.head_dim * static_cast<std::int64_t>(sizeof(float));
-    const bool pays = bytes > kSharedBytes && queries_of_key() >= kSharedQueries && pass.regions.windows > 1;
-    return pays ? kTilesAhead * pass.blocks : 0;
-  }
-
-  void add_regions(const Plan& plan, Pass& pass, const BackwardOptions& options) const {
-    const int stride = sum_layout(problem).stride;
-    const std::int64_t length = region_length(problem, plan, stride);
-    pass.regions = regions_of(length, stride);
-    RegionTable table = make_region_table(pass.schedule, pass.regions, problem.tokens, tiles_ahead(pass, options));
-    if (!table.shares() && pass.regions.windows * length > problem.tokens / 16 * 17) {  // too much for the last window
-      pass.regions = regions_of(problem.tokens, stride);
-      table = make_region_table(pass.schedule, pass.regions, problem.tokens, 0);
-    }
-    pass.slots = table.slots;
-    pass.shares_slots = table.shares();
-    pass.sums_of_head = layout_of(problem, pass.regions.length);
-    pass.region_table = to_device(table.regions);
-    pass.regions.table = reinterpret_cast<const Region*>(pass.region_table.data());
-    pass.region_order = to_device(table.order);
-    pass.regions.order = reinterpret_cast<const int*>(pass.region_order.data());
   }
 
   void add_mma(const Plan& plan, const BackwardOptions& options) {
@@ -321,11 +260,11 @@ struct Backward::Impl {
     if (choice->adds_dq) {
       memory.lse_copy = carver.take<float>("delta", copied_numbers(problem));
       memory.delta_copy = carver.take<float>("delta", copied_numbers(problem));
-      const Pass& last = choice->passes.back();
-      memory.dq_sums = carver.take<float>("dq sums", sum_floats(last));
-      if (choice->in_order) memory.tiles_added = carver.take<unsigned>("dq sums", sum_rows(last));
-      memory.ended = carver.take<unsigned>("control", last.regions.count);
-      if (last.shares_slots) memory.rounded = carver.take<unsigned>("control", last.regions.count);
+      const SumPlan& sums = choice->passes.back().dq_sums;
+      memory.dq_sums = carver.take<float>("dq sums", sums.rows * problem.head_dim);
+      if (choice->in_order) memory.tiles_added = carver.take<unsigned>("dq sums", sums.rows);
+      memory.ended = carver.take<unsigned>("control", sums.regions.count);
+      if (sums.table.shares()) memory.rounded = carver.take<unsigned>("control", sums.regions.count);
     }
     std::int64_t most = 0;
     for (const std::vector<Pass>* passes : {&choice->deltas, &choice->passes})
@@ -436,9 +375,11 @@ struct Backward::Impl {
     check(cudaMemsetAsync(memory.control, 0, sizeof(Control), stream), "clear the counters");
     if (choice == nullptr) return run_rows(g, rows::GradientRows::deltas, false, false, stream);
     if (g.dq_sums != nullptr)
-      check(cudaMemsetAsync(g.dq_sums, 0, static_cast<std::size_t>(sum_floats(choice->passes.back())) * sizeof(float),
-                            stream),
-            "clear the sums of dq");
+      check(
+          cudaMemsetAsync(
+              g.dq_sums, 0,
+              static_cast<std::size_t>(choice->passes.back().dq_sums.rows * problem.head_dim) * sizeof(float), stream),
+          "clear the sums of dq");
     for (unsigned* counters : {g.regions.ended, g.regions.rounded})
       if (counters != nullptr)
         check(cudaMemsetAsync(counters, 0, static_cast<std::size_t>(g.regions.count) * sizeof(unsigned), stream),
@@ -468,17 +409,16 @@ struct Backward::Impl {
     g.delta = memory.delta;
     g.dq_sums = memory.dq_sums;
     g.tiles_added = memory.tiles_added;
+    g.regions = {problem.tokens, problem.tokens, problem.batch, problem.kv_heads, problem.heads / problem.kv_heads, 1};
     if (g.dq_sums != nullptr) {
-      g.sums = choice->passes.back().sums_of_head;
+      const SumPlan& sums = choice->passes.back().dq_sums;
+      g.sums = sums.of_head;
       g.numbers = sum_layout(problem);
-    }
-    place_numbers(g, memory.lse_copy, memory.delta_copy);
-    g.regions = regions_of(problem.tokens, 1);
-    if (g.dq_sums != nullptr) {
-      g.regions = choice->passes.back().regions;
+      g.regions = sums.regions;
       g.regions.ended = memory.ended;
       g.regions.rounded = memory.rounded;
     }
+    place_numbers(g, memory.lse_copy, memory.delta_copy);
     make_delta(choice, g, memory, stream);
     if (choice != nullptr)
       for (const Pass& pass : choice->passes)
@@ -501,8 +441,6 @@ void place_numbers(GradientLaunch& g, float* lse, float* delta) {
   g.lse_copy = copied ? lse : nullptr;
   g.delta_copy = copied ? delta : nullptr;
 }
-
-SumLayout sum_layout(const Problem& problem) { return layout_of(problem, problem.tokens); }
 
 Backward::Backward(const Problem& problem, const Plan& plan, const BackwardOptions& options)
     : impl_(std::make_unique<Impl>(problem, plan, options)) {}
@@ -541,9 +479,9 @@ std::string Backward::explain() const {
          << ": " << schedule.tile_count << " tiles of " << schedule.tiling.shape.query_rows
          << (of_keys ? " keys, " : " queries, ") << schedule.tiling.shape.key_rows
          << (of_keys ? " queries a block\n" : " keys a block\n");
-    if (pass.regions.table != nullptr)
-      text << "  dq in fp32: " << pass.slots << " slots for " << pass.regions.count << " regions of "
-           << pass.regions.length << " positions\n";
+    if (const SumPlan& sums = pass.dq_sums; sums.rows > 0)
+      text << "  dq in fp32: " << sums.table.slots << " slots for " << sums.regions.count << " regions of "
+           << sums.regions.length << " positions\n";
     for (int i = 0; i < schedule.sweep_count; ++i) {
       const Sweep& sweep = schedule.tiling.sweeps[i];
       text << "  sweep " << i << ": branches";

@@ -8,10 +8,8 @@
 
 namespace annulus::cuda {
 
-// Of dq, where it is added up: for kernels, and for what reads their sums.
-SumLayout sum_layout(const Problem& problem);
-// LSE and Delta in that order: how many numbers a copy of each has, 0 where none is needed; and where they lie, in
-// these copies or where they are.
+// LSE and Delta in the order of the sums of dq (sum_plan.h): how many numbers a copy of each has, 0 where none is
+// needed; and where they lie, in these copies or where they are.
 std::int64_t copied_numbers(const Problem& problem);
 void place_numbers(GradientLaunch& launch, float* lse, float* delta);
 

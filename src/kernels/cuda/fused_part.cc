@@ -6,6 +6,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/key_schedule.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/sum_plan.h"
 
 namespace annulus::cuda {
 namespace {

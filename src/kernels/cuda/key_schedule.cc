@@ -1,9 +1,6 @@
 #include "kernels/cuda/key_schedule.h"
 
 #include <algorithm>
-#include <climits>
-#include <map>
-#include <numeric>
 
 #include "plan/phase.h"
 
@@ -122,123 +119,7 @@ class Chunker {
   Schedule& schedule_;
 };
 
-// Counters of all, so that they are cleared in no time.
-constexpr std::int64_t kMostCounters = 1 << 14;
-
 }  // namespace
-
-// The longest segment, or a few of them, where all others nest in it; else the whole sequence.
-std::int64_t region_length(const Problem& problem, const Plan& plan, int stride) {
-  if (problem.tokens == 0 || problem.batch == 0) return 1;
-  std::int64_t longest = 1;
-  for (const annulus::Branch& branch : problem.pattern.branches)
-    longest = std::max(longest, std::min(branch.segment, problem.tokens));
-  bool nests = plan.spans.size() == 1;
-  for (const annulus::Branch& branch : problem.pattern.branches)
-    nests = nests && longest % std::min(branch.segment, problem.tokens) == 0;
-  if (!nests) return problem.tokens;
-  const std::int64_t segments = (problem.tokens + longest - 1) / longest;
-  const std::int64_t most = std::max<std::int64_t>(1, kMostCounters / (problem.batch * problem.kv_heads));
-  const std::int64_t for_counters = (segments + most - 1) / most;
-  const std::int64_t for_runs = (std::int64_t{Regions::kRunRows} * stride + longest - 1) / longest;
-  return std::min(problem.tokens, std::max(for_counters, for_runs) * longest);
-}
-
-namespace {
-
-// The tiles of one region in a schedule.
-struct TileSpan {
-  unsigned tiles = 0;
-  std::int64_t first = INT64_MAX, last = -1;
-};
-
-// Tile `block`, `residue` of a cell: the inverse of place() in tiling.h.
-std::int64_t tile_index(const Stretch& stretch, int block, int residue, int cell, int head, int batch) {
-  std::int64_t index = 0, unit = 1;
-  const auto put = [&](int at, int count) {
-    index += at * unit;
-    unit *= count;
-  };
-  const bool is_first = stretch.order == TileOrder::blocks_first;
-  if (is_first) put(block, stretch.blocks);
-  if (is_first) put(residue, stretch.residues);
-  put(cell % stretch.inner_cells, stretch.inner_cells);
-  put(head, stretch.heads);
-  put(cell / stretch.inner_cells, stretch.outer_cells);
-  put(batch, stretch.batches);
-  if (stretch.order == TileOrder::residues_last) put(block, stretch.blocks);
-  if (!is_first) put(residue, stretch.residues);
-  if (stretch.order == TileOrder::blocks_last || stretch.order == TileOrder::blocks_back) put(block, stretch.blocks);
-  return stretch.first_tile + index;
-}
-
-std::vector<TileSpan> find_spans(const Schedule& schedule, const Regions& regions) {
-  std::vector<TileSpan> spans(static_cast<std::size_t>(regions.count));
-  for (const Stretch& stretch : schedule.stretches) {
-    const Sweep& sweep = schedule.tiling.sweeps[stretch.sweep];
-    struct Cells {
-      int first = INT_MAX, last = -1;
-    };
-    std::map<std::int64_t, Cells> windows;
-    for (int i = 0; i < stretch.inner_cells * stretch.outer_cells; ++i) {
-      const int begin = stretch.grid_begin + (stretch.first_cell + i) * sweep.cell;
-      const int last = stretch.document_begin + std::min(begin + sweep.cell, stretch.grid_end) - 1;
-      Cells& cells = windows[last / regions.length];
-      cells.first = std::min(cells.first, i);
-      cells.last = i;
-    }
-    for (const auto& [window, cells] : windows)
-      for (int batch = 0; batch < stretch.batches; ++batch)
-        for (int head = 0; head < stretch.heads; ++head) {
-          TileSpan& span = spans[static_cast<std::size_t>(
-              regions.index(stretch.first_batch + batch, window * regions.length, stretch.first_head + head))];
-          const int count = (cells.last - cells.first + 1) * stretch.blocks * stretch.residues;
-          span.tiles += static_cast<unsigned>(count);
-          span.first = std::min(span.first, tile_index(stretch, 0, 0, cells.first, head, batch));
-          span.last = std::max(span.last,
-                               tile_index(stretch, stretch.blocks - 1, stretch.residues - 1, cells.last, head, batch));
-        }
-  }
-  return spans;
-}
-
-// The fewest slots with which a region begins so many tiles behind the end of the one before in its slot.
-std::size_t count_slots(const std::vector<TileSpan>& spans, const std::vector<int>& order, std::int64_t tiles_ahead) {
-  std::size_t slots = 1;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const std::int64_t due = spans[static_cast<std::size_t>(order[i])].last + tiles_ahead;
-    while (i + slots < order.size() && spans[static_cast<std::size_t>(order[i + slots])].first < due) ++slots;
-  }
-  return slots;
-}
-
-}  // namespace
-
-RegionTable make_region_table(const Schedule& schedule, const Regions& regions, std::int64_t tokens,
-                              std::int64_t tiles_ahead) {
-  const std::vector<TileSpan> spans = find_spans(schedule, regions);
-  std::vector<int> order(spans.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](int region) { return spans[static_cast<std::size_t>(region)].first; });
-  RegionTable table;
-  const std::size_t slots = count_slots(spans, order, tiles_ahead);
-  const bool all_have_tiles = std::ranges::all_of(spans, [](const TileSpan& span) { return span.tiles > 0; });
-  // For less than half of the memory: rounding while others compute has its price too. (The sequence may not fill its
-  // last window.)
-  const std::int64_t rows = regions.count / std::max(1, regions.windows) * tokens;
-  const bool shares =
-      tiles_ahead > 0 && all_have_tiles && 2 * static_cast<std::int64_t>(slots) * regions.length <= rows;
-  table.slots = static_cast<int>(shares ? slots : spans.size());
-  table.regions.resize(spans.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    table.regions[i].tiles = spans[i].tiles;
-    Region& region = table.regions[static_cast<std::size_t>(order[i])];
-    region.slot = static_cast<int>(shares ? i % slots : i);
-    if (shares && i >= slots) region.before = order[i - slots];
-  }
-  table.order = std::move(order);
-  return table;
-}
 
 Schedule make_key_schedule(const Problem& problem, const Plan& plan, const ScheduleRules& rules) {
   const bool shared = problem.heads != problem.kv_heads;

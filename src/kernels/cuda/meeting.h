@@ -47,10 +47,7 @@ struct Meetings {
   bool aligned = false;  // every row of x, y, u and w begins at a multiple of 16 bytes
 };
 
-// The blocks of `block_rows` that a part has for a tile of so many rows, and the first of them.
-ANNULUS_HOST_DEVICE int first_met_block(bool causal, int first, int block_rows) {
-  return causal && first > 0 ? first / block_rows : 0;
-}
+// The blocks of `block_rows` that a part has for a tile of so many rows.
 ANNULUS_HOST_DEVICE int met_blocks(const MeetingPart& part, bool of_keys, bool causal, int tile_rows, int block_rows) {
   if (of_keys) {
     const int blocks = divide_up(part.rows, block_rows) - first_met_block(causal, part.first, block_rows);

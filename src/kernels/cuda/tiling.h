@@ -254,6 +254,11 @@ ANNULUS_HOST_DEVICE int key_count(const Tiling& tiling, const Tile& tile, const 
   return count;
 }
 
+// Where rows see what lies behind them alone, those from `first` on: the first block that a tile meets.
+ANNULUS_HOST_DEVICE int first_met_block(bool causal, int first, int block_rows) {
+  return causal && first > 0 ? first / block_rows : 0;
+}
+
 // Tile `index` of a stretch, without its parts.
 ANNULUS_HOST_DEVICE void place(const Tiling& tiling, const Stretch& stretch, unsigned index, Tile& tile) {
   const Sweep sweep = tiling.sweeps[stretch.sweep];

@@ -11,7 +11,8 @@
 #include <set>
 #include <tuple>
 
-#include "kernels/cuda/gradient_launch.h"
+#include "kernels/cuda/key_tiles.h"
+#include "kernels/cuda/sum_plan.h"
 #include "plan/phase.h"
 #include "support/describe.h"
 #include "support/draw_case.h"
@@ -205,60 +206,6 @@ RC_GTEST_PROP(KeyScheduleProperty, QueriesOfSeveralBranchesCountAsOften, ()) {
   if (!fault.empty()) RC_FAIL(fault);
 }
 
-TEST(KeySchedule, RegionsAreAsShortAsSegmentsAllow) {
-  const auto length = [](std::int64_t tokens, const std::vector<std::int64_t>& segments,
-                         const std::vector<std::int64_t>& documents = {}, int stride = 1) {
-    Problem problem;
-    problem.tokens = tokens;
-    problem.head_dim = 64;
-    problem.pattern = make_pattern(Preset::longnet, segments, std::vector<std::int64_t>(segments.size(), 1), 1);
-    problem.documents = documents;
-    problem = resolve(problem);
-    return region_length(problem, make_plan(problem), stride);
-  };
-  EXPECT_EQ(length(16384, {2048, 4096}), 4096);
-  EXPECT_EQ(length(10000, {2048}), 2048);
-  EXPECT_EQ(length(10000, {2048, 3000}), 10000) << "segments that do not nest";
-  EXPECT_EQ(length(10000, {2048}, {0, 5000, 10000}), 10000) << "documents begin anywhere";
-  EXPECT_EQ(length(1 << 20, {16}), 64) << "not too many counters";
-  EXPECT_EQ(length(1 << 16, {160}, {}, 16), 1120) << "whole runs";
-  EXPECT_EQ(length(1000, {160}, {}, 160), 1000) << "no longer than the sequence";
-}
-
-// Runs of all regions have every row of every query head once, neighbours in the order of the sums.
-RC_GTEST_PROP(RegionsProperty, RunsHaveEveryRowOnce, ()) {
-  Problem problem = support::draw_dividing_problem(400);
-  const int stride = static_cast<int>(support::draw_between(1, 12));
-  const Regions regions = regions_of(problem, stride);
-  const int sharers = static_cast<int>(problem.heads / problem.kv_heads);
-  const SumLayout layout(problem.tokens, stride, 1), of_slot(regions.length, stride, 1);
-  std::vector<int> taken(static_cast<std::size_t>(problem.batch * problem.heads * problem.tokens), 0);
-  for (std::int64_t region = 0; region < regions.count; ++region)
-    for (int i = 0; i < regions.runs; ++i) {
-      const Run run(regions, sharers, problem.tokens, stride, region, i);
-      const int in_slot = run.rows == 0 ? 0 : run.row_in_window(of_slot);
-      RC_ASSERT(in_slot % 8 == 0);  // groups are rounded whole
-      for (std::int64_t row = run.first; row < run.first + run.rows; ++row) {
-        const std::int64_t position = row * stride + run.residue;
-        RC_ASSERT(of_slot.row(static_cast<int>(position - run.begin)) == in_slot + row - run.first);
-        RC_ASSERT(in_slot + row - run.first < of_slot.rows);
-        RC_ASSERT(regions.index(run.batch, position, run.head / sharers) == region);
-        RC_ASSERT(run.row(layout) + row - run.first == layout.row(static_cast<int>(position)));
-        ++taken.at(static_cast<std::size_t>((run.batch * problem.heads + run.head) * problem.tokens + position));
-      }
-    }
-  RC_ASSERT(std::ranges::count(taken, 1) == std::ssize(taken));
-}
-
-// No int holds the positions of the row kernel's longest sequences.
-TEST(Regions, RunsOfVeryLongSequences) {
-  const std::int64_t tokens = (std::int64_t{1} << 33) + 5;
-  const Regions regions(tokens, tokens, 1, 1, 1, 1);
-  const cuda::Run last(regions, 1, tokens, 1, 0, regions.runs - 1);
-  EXPECT_EQ(last.first + last.rows, tokens);
-  EXPECT_EQ(last.rows, 5);
-}
-
 // To each block of queries the tiles of its group come by their turns, though others may come between.
 std::string order_faults(const Problem& problem, const Schedule& schedule) {
   Tiling tiling = schedule.tiling;
@@ -384,51 +331,6 @@ TEST(KeySchedule, CausalTilesComeInChunksLongestFirst) {
   EXPECT_EQ(schedule.stretches.size(), 8u);
   EXPECT_EQ(schedule.tile_count, 16 * 128);
   for (const Stretch& stretch : schedule.stretches) EXPECT_EQ(stretch.order, TileOrder::residues_last);
-}
-
-// A few regions are under way together, however many there are.
-TEST(Regions, ShareSlotsWhereTheyAreMany) {
-  const auto slots = [](std::int64_t tokens, std::int64_t segment, std::int64_t ahead) {
-    Problem problem;
-    problem.tokens = tokens;
-    problem.batch = 2;
-    problem.heads = 16;
-    problem.head_dim = 64;
-    problem.dtype = DType::bf16;
-    problem.pattern = make_pattern(Preset::longnet, {segment}, {1}, 16);
-    problem = resolve(problem);
-    ScheduleRules rules;
-    rules.shape = {128, 128};
-    const Schedule schedule = make_key_schedule(problem, make_plan(problem), rules);
-    return make_region_table(schedule, regions_of(problem, 1), tokens, ahead).slots;
-  };
-  EXPECT_EQ(slots(1 << 14, 2048, 396), 26);  // 16 tiles a region: 412 tiles later the slot is taken again
-  EXPECT_EQ(slots(1 << 19, 2048, 396), 26) << "the same, however long";
-  EXPECT_EQ(slots(1 << 14, 2048, 0), 256) << "a slot each";
-  EXPECT_EQ(slots(1 << 14, 1 << 14, 396), 5);  // 128 tiles a region
-  EXPECT_EQ(slots(1 << 14, 1 << 14, 10000), 32) << "not worth it";
-  EXPECT_EQ(slots(15000, 2048, 396), 46) << "shorter segments at the end have fewer tiles";
-}
-
-// Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
-TEST(SumLayout, RowsFillLines) {
-  constexpr int kDim = 64;
-  for (const int pair : {1, 2, 4}) {
-    const SumLayout layout(96, 1, pair);
-    std::vector<int> taken(static_cast<std::size_t>(layout.rows * kDim / 16), 0);
-    for (int row = 0; row < layout.rows; ++row)
-      for (int column = 0; column < kDim; column += 16) {
-        const std::int64_t place = layout.place(row, kDim, column);
-        EXPECT_EQ(place % 16, 0);
-        ++taken.at(static_cast<std::size_t>(place / 16));
-      }
-    EXPECT_EQ(std::ranges::count(taken, 1), std::ssize(taken));
-    for (const int step : {1, 2, 4, 8}) {
-      std::set<std::int64_t> lines;
-      for (int i = 0; i < 8; ++i) lines.insert(layout.place(i * step, kDim, 0) / 32);
-      EXPECT_EQ(lines.size(), step <= pair ? 4u : 8u) << "pair " << pair << ", step " << step;
-    }
-  }
 }
 
 }  // namespace
