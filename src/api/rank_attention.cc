@@ -36,17 +36,6 @@ Sharding checked_sharding(const Sharding& given, const Problem& problem, const T
   return sharding;
 }
 
-// What ranks on GPUs do not do is refused before anything is sent.
-void check_gpu(const RankOptions& options, const Problem& problem, const Sharding& sharding) {
-  const bool replicated = options.strategy == Strategy::replicated;
-  if (problem.pattern.gradient == Gradient::detached && (options.reproducible || replicated))
-    throw Unsupported(std::string(replicated ? "replicated queries" : "reproducible ranks") +
-                      " on GPUs need the exact gradient; got the detached one: use device cpu, or leave it out");
-  if (replicated && sharding.layout == Layout::striped && sharding.ranks > 1)
-    throw Unsupported(
-        "replicated queries on GPUs need contiguous or zigzag shards; got striped ones: choose another layout");
-}
-
 RankOptions resolved(RankOptions options, const Problem& problem, const Sharding& sharding) {
   if (options.slot_bytes < 1)
     throw InvalidArgument("slot_bytes must be at least 1; got " + std::to_string(options.slot_bytes) +
@@ -55,7 +44,6 @@ RankOptions resolved(RankOptions options, const Problem& problem, const Sharding
   options = with_strategies(std::move(options), problem, sharding, rates);
   if (options.reproducible && options.strategy == Strategy::replicated)
     throw Unsupported("replicated queries have no reproducible mode; got both: choose another strategy");
-  if (parse_device(options.device.device).is_gpu) check_gpu(options, problem, sharding);
   return options;
 }
 

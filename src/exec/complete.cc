@@ -7,6 +7,7 @@
 
 #include "annulus/recorder.h"
 #include "exec/agreement.h"
+#include "exec/branch_deltas.h"
 #include "exec/executor.h"
 #include "exec/parcels_in_memory.h"
 #include "kernels/workspace.h"
@@ -42,6 +43,8 @@ class CompleteExecutor final : public Executor {
         parcels_(problem, pieces_, Cargo::keys),
         kernels_(make_kernels(problem, plan, options.device, {pieces_, true, true})),
         range_kernels_(make_kernels(problem, plan, options.device, {{range_}, true})),
+        deltas_(deltas_of(pieces_, options)),
+        range_deltas_(deltas_of({range_}, options)),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
     plan_hash_ = agree(transport, describe(problem, sharding, options));
     kernels_->poll = range_kernels_->poll = [this] { transport_.poll(); };
@@ -72,7 +75,10 @@ class CompleteExecutor final : public Executor {
     const auto& [dq, dk, dv] = memory.sums;
 
     const KeySource all = gathered_keys(memory);
-    recorder_.time("attend", 0, 0, [&] { kernels_->backward(args, {.sources = {&all, 1}, .dq = dq}); });
+    recorder_.time("attend", 0, 0, [&] {
+      if (deltas_) deltas_->make(*kernels_, args, all, dq, memory.branch);
+      kernels_->backward(args, {.sources = {&all, 1}, .has_delta = deltas_ != nullptr, .dq = dq});
+    });
 
     BackwardArgs range_args = args;
     range_args.q = memory.q;
@@ -81,7 +87,10 @@ class CompleteExecutor final : public Executor {
     range_args.lse = {memory.lse, static_cast<std::size_t>(problem_.batch * problem_.heads * range_.count)};
     const std::vector<KeySource> own = own_keys(problem_, pieces_, transport_.rank(), {args.k, args.v, dk, dv});
     recorder_.time("attend", 1, 0, [&] {
-      range_kernels_->backward(range_args, {.sources = {&all, 1}, .dq = {}});  // Delta alone
+      if (range_deltas_)
+        range_deltas_->make(*range_kernels_, range_args, all, memory.branch_out, memory.branch);
+      else
+        range_kernels_->backward(range_args, {.sources = {&all, 1}, .dq = {}});  // Delta alone
       range_kernels_->backward(range_args, {.sources = own, .first = false, .dq = {}});
     });
     if (kernels_->sums_are_results()) return;
@@ -115,6 +124,10 @@ class CompleteExecutor final : public Executor {
     TensorView q, k, v, out, dout;  // of all gathered rows
     float* lse = nullptr;
     GradientSums sums;  // of this rank's rows
+    // For Delta of eq. 8, where kernels do not make it: a branch's output of all gathered rows, and what making it
+    // takes.
+    TensorView branch_out;
+    std::span<std::byte> branch;
   };
 
   static Rows shared_range(const Problem& problem, const Sharding& sharding, int rank) {
@@ -136,6 +149,11 @@ class CompleteExecutor final : public Executor {
     const std::int64_t of_k = problem_.kv_heads * problem_.head_dim * size_of(problem_.dtype);
     const std::int64_t row = pass == Pass::forward ? 2 * of_k : 2 * of_k + 3 * of_q + problem_.heads * 4;
     return problem_.batch * count_rows(rows) * row;
+  }
+
+  std::unique_ptr<BranchDeltas> deltas_of(const std::vector<Rows>& queries, const RankOptions& options) const {
+    if (!has_branch_deltas(problem_) || kernels_->makes_branch_deltas()) return nullptr;
+    return std::make_unique<BranchDeltas>(problem_, options.device, queries);
   }
 
   void set_stream(void* stream) const { kernels_->stream = range_kernels_->stream = stream; }
@@ -162,6 +180,11 @@ class CompleteExecutor final : public Executor {
       *view = tensor("gathered", problem_.dtype, range_.count, problem_.heads);
     memory.lse = carver.take<float>("gathered", problem_.batch * problem_.heads * range_.count);
     memory.sums = kernels_->carve_sums(carver, args);
+    if (!deltas_) return memory;
+    memory.branch_out = tensor("branch", DType::fp32, range_.count, problem_.heads);
+    const std::int64_t branch_bytes = std::max(deltas_->workspace_bytes(), range_deltas_->workspace_bytes());
+    auto* branch = carver.take<std::byte>("branch", branch_bytes);
+    if (!carver.measuring()) memory.branch = {branch, static_cast<std::size_t>(branch_bytes)};
     return memory;
   }
 
@@ -226,8 +249,9 @@ class CompleteExecutor final : public Executor {
   std::vector<Rows> pieces_;
   Rows range_;  // every position that shares a segment with one of this rank, and those between
   ParcelMemory parcels_;
-  std::unique_ptr<Kernels> kernels_;        // queries: this rank's
-  std::unique_ptr<Kernels> range_kernels_;  // queries: all gathered ones
+  std::unique_ptr<Kernels> kernels_;                     // queries: this rank's
+  std::unique_ptr<Kernels> range_kernels_;               // queries: all gathered ones
+  std::unique_ptr<BranchDeltas> deltas_, range_deltas_;  // null: kernels make them, or eq. 7 holds
   Recorder own_recorder_;
   Recorder& recorder_;
   std::uint64_t plan_hash_ = 0;

@@ -57,13 +57,9 @@ Forecast::Forecast(const Problem& problem, const Plan& plan, const Sharding& sha
     is_alone_ = false;
     kernels_ = make_kernels(problem, plan_, options.device, {pieces(), true, true});
   }
-  if (problem.pattern.gradient != Gradient::detached || is_alone()) return;
-  for (const Branch& branch : problem.pattern.branches) {
-    auto alone = std::make_unique<Alone>();
-    alone->problem = problem;
-    alone->problem.pattern.branches = {branch};
-    alone->problem.pattern.gradient = Gradient::exact;
-    alone->plan = make_plan(alone->problem);
+  if (!has_branch_deltas(problem) || is_alone()) return;
+  for (std::size_t i = 0; i < problem.pattern.branches.size(); ++i) {
+    auto alone = std::make_unique<Alone>(problem, i);
     RankOptions alone_options = options;
     alone_options.branches = {options.strategy};
     alone->forecast = std::make_unique<Forecast>(alone->problem, alone->plan, sharding, rank, alone_options, true);

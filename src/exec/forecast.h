@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "exec/branch_deltas.h"
 #include "exec/parcels_in_memory.h"
 #include "exec/resharding.h"
 #include "exec/schedule.h"
@@ -74,9 +75,8 @@ class Forecast {
   std::int64_t bytes(Pass pass, const Arrival& arrival) const;
 
   // The detached gradient on several ranks: each branch goes round once more, alone, before backward.
-  struct Alone {
-    Problem problem;
-    Plan plan;
+  struct Alone : BranchAlone {
+    using BranchAlone::BranchAlone;
     std::unique_ptr<Forecast> forecast;
   };
   const std::vector<std::unique_ptr<Alone>>& alone() const { return alone_; }

@@ -37,7 +37,7 @@ class ReplicatedExecutor final : public Executor {
         kernels_(make_kernels(problem, plan, options.device, {{all_rows()}, true})),
         slice_kernels_(make_kernels(problem, plan, options.device, {{slice(transport.rank())}, true})),
         recorder_(options.recorder != nullptr ? *options.recorder : own_recorder_) {
-    if (problem.pattern.gradient == Gradient::detached && ranks_ > 1)
+    if (has_branch_deltas(problem) && (ranks_ > 1 || !kernels_->makes_branch_deltas()))
       throw Unsupported("replicated queries need the exact gradient; got the detached one: use another strategy");
     plan_hash_ = agree(transport, describe(problem, sharding, options));
     for (Kernels* kernels : {partial_kernels_.get(), kernels_.get(), slice_kernels_.get()})

@@ -46,7 +46,7 @@ struct BackwardStep {
   // added to, and the visitors' dq is set.
   std::span<const QuerySource> visitors = {};
   bool first = true;             // dq starts at 0, Delta is made of the sources unless it is there
-  bool has_delta = false;        // by Kernels::delta
+  bool has_delta = false;        // by Kernels::delta, of each branch
   const float* delta = nullptr;  // [batch, heads, rows], if it is given from outside
   TensorView dq;  // fp32, [batch, rows, heads, head_dim]; may be the result itself; without data: not wanted
 };
@@ -77,6 +77,8 @@ class Kernels {
   // Arguments have been checked; the workspace is there, and is left alone between two steps of a pass.
   virtual void forward(const ForwardArgs& args, const ForwardStep& step) const = 0;
   virtual void backward(const BackwardArgs& args, const BackwardStep& step) const = 0;
+  // Whether backward makes the Delta of eq. 8 itself, where the first step has all keys. Else it comes by `delta`.
+  virtual bool makes_branch_deltas() const = 0;
   // Delta of one branch for the detached gradient (eq. 8), from the branch's own output in fp32; into the workspace.
   virtual void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const = 0;
 

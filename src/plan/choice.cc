@@ -173,8 +173,7 @@ RankOptions with_strategies(RankOptions options, const Problem& problem, const S
 }
 
 bool queries_travel(const Problem& problem, const Sharding& sharding, Strategy strategy) {
-  if (strategy != Strategy::exchange || problem.pattern.gradient == Gradient::detached || sharding.ranks == 1)
-    return false;
+  if (strategy != Strategy::exchange || has_branch_deltas(problem) || sharding.ranks == 1) return false;
   // How far segments reach beyond a shard. Where none does, what hangs over decides, in all branches alike.
   std::vector<double> beyond;
   const double shard = static_cast<double>(problem.tokens) / sharding.ranks;

@@ -38,4 +38,8 @@ Plan make_plan(const Problem& problem) {
   return plan;
 }
 
+bool has_branch_deltas(const Problem& problem) {
+  return problem.pattern.gradient == Gradient::detached && problem.pattern.branches.size() > 1;
+}
+
 }  // namespace annulus

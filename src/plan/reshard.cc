@@ -40,7 +40,7 @@ std::vector<int> ranks_between(const Sharding& sharding, std::int64_t tokens, st
 }  // namespace
 
 bool can_reshard(const Problem& problem, const Sharding& sharding) {
-  return sharding.ranks > 1 && sharding.layout != Layout::striped && problem.pattern.gradient == Gradient::exact &&
+  return sharding.ranks > 1 && sharding.layout != Layout::striped && !has_branch_deltas(problem) &&
          !problem.pattern.pad_like_torchscale;
 }
 

@@ -52,7 +52,9 @@ class CudaRanks(CudaRanksTest):
     def test_layouts(self):
         for layout in "zigzag", "striped":
             for causal in [], ["--causal"]:
-                self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", "--layout", layout, *causal])
+                for strategy in "auto", "replicated":
+                    words = ["--layout", layout, "--strategy", strategy, *causal]
+                    self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", *words])
 
     def processes(self, transport):
         self.need(transport)

@@ -110,26 +110,20 @@ TEST(RankAttention, ShardsThatAreSequencesOfTheirOwn) {
       }
 }
 
-// Before a GPU is looked for, so that every rank refuses alike.
-TEST(RankAttention, RefusesWhatGpusDoNotDo) {
+// Nobody has a branch's output of all queries. Of one branch, the detached gradient is the exact one.
+TEST(RankAttention, ReplicatedQueriesTakeNoDeltaOfEachBranch) {
   Problem problem;
   problem.tokens = 10;
   problem.heads = 1;
   problem.head_dim = 8;
-  problem.pattern = make_pattern(Preset::longnet, {5}, {1}, 1);
-  RankOptions options;
-  options.device.device = "cuda:0";
-  const auto refuse = [&](const Sharding& sharding, const std::vector<std::string>& parts) {
-    const auto looks_ahead = make_carried_transport(0, sharding.ranks, nullptr);
-    support::expect_refused_as<Unsupported>([&] { RankAttention(problem, sharding, *looks_ahead, options); }, parts);
+  problem.pattern = make_pattern(Preset::torchscale, {5}, {1}, 1);
+  const auto attention = [&] {
+    const auto looks_ahead = make_carried_transport(0, 2, nullptr);
+    return RankAttention(problem, {.ranks = 2}, *looks_ahead, {.strategy = Strategy::replicated}).rows();
   };
-  options.strategy = Strategy::replicated;
-  refuse({.ranks = 2, .layout = Layout::striped}, {"replicated queries on GPUs", "striped", "layout"});
-  problem.pattern.gradient = Gradient::detached;
-  refuse({.ranks = 2}, {"replicated queries on GPUs", "detached", "cpu"});
-  options.strategy = Strategy::exchange;
-  options.reproducible = true;
-  refuse({.ranks = 2}, {"reproducible ranks on GPUs", "detached", "cpu"});
+  EXPECT_EQ(attention(), 5);
+  problem.pattern = make_pattern(Preset::torchscale, {5, 10}, {1, 2}, 1);
+  support::expect_refused_as<Unsupported>(attention, {"replicated queries", "detached", "strategy"});
 }
 
 // The one row that a head takes of a segment over two ranks lies on the second: no key travels, but the query does,

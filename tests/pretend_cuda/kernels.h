@@ -84,7 +84,9 @@ class PretendKernels final : public Kernels {
  public:
   // As ranks on GPUs do; see rank_kernels.cc.
   PretendKernels(const Problem& problem, const Plan& plan, const cuda::PassOptions& options, const Shard& shard)
-      : cpu_(make_cpu_kernels(problem, plan, {.threads = 1}, shard)) {
+      : cpu_(make_cpu_kernels(problem, plan, {.threads = 1}, shard)),
+        is_stepwise_(shard.stepwise),
+        deltas_come_from_outside_(has_branch_deltas(problem)) {
     if (options.kernel != "auto" && options.kernel != "mma")
       throw Unsupported("a pretend GPU has the kernel mma; got '" + options.kernel + "': leave the choice to auto");
   }
@@ -101,6 +103,7 @@ class PretendKernels final : public Kernels {
     return cpu_->carve_sums(carver, args);
   }
   bool sums_are_results() const override { return cpu_->sums_are_results(); }
+  bool makes_branch_deltas() const override { return !is_stepwise_; }
 
   void forward(const ForwardArgs& args, const ForwardStep& step) const override {
     queue("attend", [this, args, step = ForwardStep(step),
@@ -112,6 +115,8 @@ class PretendKernels final : public Kernels {
     });
   }
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {
+    if (!makes_branch_deltas() && deltas_come_from_outside_ && step.first && !step.has_delta && step.delta == nullptr)
+      throw std::logic_error("Delta of each branch comes from outside");
     queue(step.sources.empty() ? "Delta" : "attend",
           [this, args, step = BackwardStep(step), sources = std::vector(step.sources.begin(), step.sources.end()),
            visitors = std::vector(step.visitors.begin(), step.visitors.end())]() mutable {
@@ -152,6 +157,7 @@ class PretendKernels final : public Kernels {
   }
 
   std::unique_ptr<Kernels> cpu_;
+  bool is_stepwise_, deltas_come_from_outside_;
 };
 
 }  // namespace annulus::pretend

@@ -30,7 +30,7 @@ struct Phases {
 };
 
 Phases choose(const Context& context) {
-  const bool detached = context.problem.pattern.gradient == Gradient::detached;
+  const bool detached = has_branch_deltas(context.problem);
   return {.deltas = detached ? static_cast<std::int64_t>(context.problem.pattern.branches.size()) : 1,
           .first = detached ? detached_deltas : exact_delta,
           .second = context.problem.dtype == DType::fp32 || context.shard.stepwise ? backward_fused : backward_split};

@@ -62,6 +62,7 @@ class CpuKernels : public Kernels {
   void backward(const BackwardArgs& args, const BackwardStep& step) const override {
     cpu::backward(context_, args, step);
   }
+  bool makes_branch_deltas() const override { return true; }
   void delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const override {
     cpu::delta(context_, args, branch, out);
   }

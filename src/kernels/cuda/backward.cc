@@ -114,10 +114,7 @@ struct Backward::Impl {
 
   // ---- Planning
 
-  // Of one branch, eq. 7 and 8 are the same.
-  bool detached() const {
-    return problem.pattern.gradient == Gradient::detached && problem.pattern.branches.size() > 1;
-  }
+  bool detached() const { return has_branch_deltas(problem); }
   bool folds() const { return !detached(); }  // eq. 8 has a Delta for each branch
   std::int64_t delta_count() const {
     return detached() ? static_cast<std::int64_t>(problem.pattern.branches.size()) : 1;

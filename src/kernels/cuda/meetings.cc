@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -65,6 +66,11 @@ class Lister {
 
   void collect(int branch) {
     const std::int64_t dilation = problem_.pattern.branches[static_cast<std::size_t>(branch)].dilation;
+    other_strides_ = 1;
+    for (const QuerySource& source : queries_)
+      if (rules_.of_keys && source.serves(branch)) other_strides_ = std::lcm(other_strides_, source.rows().stride);
+    for (const KeySource& source : keys_)
+      if (!rules_.of_keys && source.serves(branch)) other_strides_ = std::lcm(other_strides_, source.rows().stride);
     for (std::size_t i = 0; i < queries_.size(); ++i)
       for (std::size_t j = 0; j < keys_.size(); ++j) {
         if (!queries_[i].serves(branch) || !keys_[j].serves(branch)) continue;
@@ -76,10 +82,24 @@ class Lister {
                            [&](std::int64_t c, const Rows& of_queries, const Rows& of_keys) {
                              if (rules_.skips && rules_.skips(branch, i, j, of_queries)) return;
                              if (problem_.causal && of_queries.last() < of_keys.first) return;
-                             add(i, j, head, c, of_queries, of_keys);
+                             for_each_even(rules_.of_keys ? of_keys : of_queries, [&](const Rows& own) {
+                               add(i, j, head, c, rules_.of_keys ? of_queries : own, rules_.of_keys ? own : of_keys);
+                             });
                            });
         }
       }
+  }
+
+  // Causal: rows of a tile must lie at a multiple of the stride of what they meet (see sight). A rank that has all
+  // queries but of the keys every p-th alone has finer ones: a group of those is dealt out to several.
+  template <class F>
+  void for_each_even(const Rows& own, F f) const {
+    const std::int64_t steps =
+        problem_.causal && own.count > 1 ? other_strides_ / std::gcd(other_strides_, own.stride) : 1;
+    for (std::int64_t i = 0; i < std::min(steps, own.count); ++i) {
+      const std::int64_t count = (own.count - i + steps - 1) / steps;
+      f(Rows{own[i], count > 1 ? steps * own.stride : 1, count});
+    }
   }
 
   void add(std::size_t i, std::size_t j, std::int64_t head, std::int64_t c, const Rows& of_queries,
@@ -199,6 +219,7 @@ class Lister {
   const Problem& problem_;
   std::span<const QuerySource> queries_;
   std::span<const KeySource> keys_;
+  std::int64_t other_strides_ = 1;  // of the branch: a multiple of the strides of all sources that tiles meet
   std::map<Name, Group> groups_;
   std::vector<MeetingList> lists_;
 };

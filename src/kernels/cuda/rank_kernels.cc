@@ -136,6 +136,7 @@ class RankKernels : public Kernels {
   }
   bool is_whole() const override { return forward_.has_value() || rows_ == 0; }
   bool sums_are_results() const override { return false; }
+  bool makes_branch_deltas() const override { return forward_.has_value(); }
 
   void forward(const ForwardArgs& args, const ForwardStep& step) const override;
   void backward(const BackwardArgs& args, const BackwardStep& step) const override;
@@ -198,7 +199,7 @@ class RankKernels : public Kernels {
   }
 
   cudaStream_t cuda_stream() const { return static_cast<cudaStream_t>(stream); }
-  bool is_detached() const { return problem_.pattern.gradient == Gradient::detached; }
+  bool is_detached() const { return has_branch_deltas(problem_); }
   std::int64_t numbers() const { return problem_.batch * problem_.heads * rows_; }
   std::int64_t delta_stride() const { return is_detached() ? numbers() : 0; }
   // eq. 7 or 8 without the output's scale, as all kernels here want it
@@ -494,6 +495,7 @@ void RankKernels::backward(const BackwardArgs& args, const BackwardStep& step) c
 
 void RankKernels::delta(const BackwardArgs& args, int branch, const ConstTensorView& out) const {
   const DeviceScope scope(options_.device);
+  if (rows_ == 0) return;
   Carver carver(args.workspace.data());
   ops::dot(args.dout, out, delta_factor(), carve_backward(carver).delta + branch * delta_stride(), cuda_stream());
 }

@@ -189,7 +189,8 @@ TEST_F(CudaRanks, SegmentsThatFitShardsNeedNothing) {
 
 // One rank has all of it: its bits do not depend on the number of ranks.
 TEST_F(CudaRanks, ReproducibleBits) {
-  for (const DType dtype : {DType::bf16, DType::fp32})
+  for (const auto& [dtype, gradient] :
+       {std::pair{DType::bf16, Gradient::exact}, {DType::fp32, Gradient::exact}, {DType::bf16, Gradient::detached}})
     for (const bool causal : {false, true}) {
       Problem problem;
       problem.tokens = 700;
@@ -198,6 +199,7 @@ TEST_F(CudaRanks, ReproducibleBits) {
       problem.dtype = dtype;
       problem.causal = causal;
       problem.pattern = make_pattern(Preset::longnet, {100, 700}, {1, 3}, 2);
+      problem.pattern.gradient = gradient;
       problem = resolve(problem);
       const Inputs inputs = draw_inputs(problem, 9);
       RankOptions options;
@@ -226,6 +228,7 @@ TEST_F(CudaRanks, AreOneRank) {
         *rc::gen::element(Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring, Strategy::gather);
     if (options.strategy == Strategy::reshard && !can_reshard(problem, sharding)) options.strategy = Strategy::exchange;
     options.slot_bytes = *rc::gen::element<std::int64_t>(1, 3000, 20'000, 1 << 20);
+    options.reproducible = draw_between(0, 4) == 0;
     DeviceRanksWay way;
     way.layout = *rc::gen::element(support::Layout::dense, support::Layout::apart, support::Layout::heads_major);
     way.aligned = support::draw_bool();
