@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/h200-forward.svg from bench/results/nvidia-h200-forward.json. With --check: fails where they differ.
+"""Draws docs/h200-forward.svg and docs/h200-backward.svg from bench/results. With --check: fails where they differ.
 
 Left: one branch, TFLOP/s, Annulus at dilation 1 and 16 beside cuDNN on dense sequences of the same length.
-Right: several branches at 512K tokens, milliseconds, Annulus beside the same pattern composed on cuDNN.
+Right: several branches at 512K tokens, milliseconds, Annulus beside the same pattern composed on cuDNN; the second
+picture has forward and backward there.
 """
 
 import argparse
@@ -11,8 +12,6 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench/results/nvidia-h200-forward.json"
-PICTURE = ROOT / "docs/h200-forward.svg"
 OURS, LIGHT, THEIRS = "#1f6feb", "#8ab4f8", "#b0b4ba"
 ROW, BAR, LEFT, WIDTH = 44, 11, 150, 300  # pixels: of a group of bars, of a bar; where bars begin, how long they get
 
@@ -41,22 +40,40 @@ def panel(x, title, groups, legend, unit):
     return lines
 
 
-def draw(report):
+def forward_dense(head_dim, length, r, causal):
+    return f"dense d{head_dim} m{length} r{r}{causal}"
+
+
+def backward_dense(head_dim, length, r, causal):
+    return f"backward d{head_dim} m{length}{causal} r{r}"
+
+
+# picture -> (name of a row of one branch, what follows the name of a pattern, what a pass is called)
+PICTURES = {
+    "h200-forward": (forward_dense, "", "forward"),
+    "h200-backward": (backward_dense, " forward and backward", "forward and backward"),
+}
+
+
+def draw(picture, report):
+    dense_name, pattern_pass, passes = PICTURES[picture]
     rows = {row["name"]: row for row in report["results"]}
     dense, patterns = [], []
     for head_dim in (128, 64):
         for causal in ("", " causal"):
+            comma = "," if causal else ""
             for length in (2048, 16384):
-                one, far = (rows[f"dense d{head_dim} m{length} r{r}{causal}"]["tflop_per_s"] for r in (1, 16))
-                dense.append((f"D = {head_dim}, {length}{',' if causal else ''}{causal}",
+                one, far = (rows[dense_name(head_dim, length, r, causal)]["tflop_per_s"] for r in (1, 16))
+                dense.append((f"D = {head_dim}, {length}{comma}{causal}",
                               [(one["annulus"], OURS), (far["annulus"], LIGHT), (one["cudnn"], THEIRS)]))
             for branches in (2, 5):
-                ms = rows[f"512K d{head_dim} {branches} branches{causal}"]["ms"]
-                patterns.append((f"D = {head_dim}, {branches} br.{',' if causal else ''}{causal}",
+                ms = rows[f"512K d{head_dim} {branches} branches{causal}{pattern_pass}"]["ms"]
+                patterns.append((f"D = {head_dim}, {branches} br.{comma}{causal}",
                                  [(ms["annulus"], OURS), (ms["composed"], THEIRS)]))
-    lines = panel(10, "One branch, groups of 2,048 and 16,384 rows", dense,
+    title = picture.removeprefix("h200-").capitalize()
+    lines = panel(10, f"{title}, one branch, groups of 2,048 and 16,384 rows", dense,
                   [(OURS, "Annulus, dilation 1"), (LIGHT, "dilation 16"), (THEIRS, "cuDNN, dense")], "TFLOP/s")
-    lines += panel(560, "Several branches, 512K tokens, 16 heads: less is better", patterns,
+    lines += panel(560, f"Several branches, {passes}, 512K tokens, 16 heads: less is better", patterns,
                    [(OURS, "Annulus"), (THEIRS, "composed of views, cuDNN and a merge")], "ms")
     height = 52 + 8 * ROW
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1110 {height}" font-family="sans-serif" '
@@ -68,14 +85,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    picture = draw(json.loads(RESULTS.read_text(encoding="utf-8")))
-    if not arguments.check:
-        PICTURE.write_text(picture, encoding="utf-8")
-        return 0
-    if PICTURE.read_text(encoding="utf-8") == picture:
-        return 0
-    print(f"{PICTURE.relative_to(ROOT)} is not what {RESULTS.relative_to(ROOT)} says: run python3 bench/plot.py")
-    return 1
+    stale = 0
+    for name in PICTURES:
+        results = ROOT / f"bench/results/nvidia-{name}.json"
+        picture = ROOT / f"docs/{name}.svg"
+        drawn = draw(name, json.loads(results.read_text(encoding="utf-8")))
+        if not arguments.check:
+            picture.write_text(drawn, encoding="utf-8")
+        elif picture.read_text(encoding="utf-8") != drawn:
+            print(f"{picture.relative_to(ROOT)} is not what {results.relative_to(ROOT)} says: run python3 bench/plot.py")
+            stale += 1
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ TEST(SumLayout, RowsFillLines) {
   }
 }
 
-// What README and docs/hopper-backward.md say of an H200: which patterns share slots, and what their sums take.
+// What docs/performance.md and docs/hopper-backward.md say of an H200: which patterns share slots, and what their sums take.
 struct Shared {
   const char* what;
   std::vector<std::int64_t> segments, dilations;
