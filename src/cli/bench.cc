@@ -218,7 +218,7 @@ int bench_rank(const BenchJob& job, Rank& rank) {
   check_room(rank, needs_of(attention, backward, rank), "this benchmark");
 
   Workload work(job.problem, holdings_of(job.setup, job.problem).of(rank.index()));
-  work.compute_on(rank.device);
+  work.compute_on(rank.device, rank.transport);
   Trace trace(rank, !options.ranks.trace.empty());
   Progress progress(options.report.quiet || !rank.reports(),
                     (backward ? 2 : 1) * (job.schedule.warmup + job.schedule.repeats + 1));

@@ -79,7 +79,7 @@ int run_rank(RunJob& job, Rank& rank) {
   const RankOptions rank_options = options_of_rank(job.setup, job.problem, backward, rank);
   const RankAttention attention(job.problem, job.setup.sharding, rank.transport, rank_options);
   Workload work(job.problem, holdings.of(rank.index()));
-  work.compute_on(rank.device);
+  work.compute_on(rank.device, rank.transport);
   Needs needs = needs_of(attention, backward, rank);
   needs.host_bytes -= job.inputs.lent_bytes(work, job.pass);
   check_room(rank, needs, "this run");

@@ -166,7 +166,7 @@ class Verifier {
     if (!rank_.on_gpu()) options.device.threads = rank_.neighbours.cores;
     const RankAttention attention(problem_, {}, *group.front(), options);
     Workload work(problem_);
-    work.compute_on(rank_.device);
+    work.compute_on(rank_.device, *group.front());  // somebody else answers for this rank meanwhile
     draw_all(work);
     work.forward(attention);
     work.backward(attention);
@@ -185,7 +185,7 @@ class Verifier {
     options.device.instruction_set = set;
     const RankAttention attention(problem_, settings_.setup.sharding, rank_.transport, options);
     Workload work(problem_, own_.holding());
-    work.compute_on(rank_.device);
+    work.compute_on(rank_.device, rank_.transport);
     for (const std::string& name : input_names(Pass::backward)) work.borrow(name, own_.data(name));
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const auto begin = Trace::Clock::now();

@@ -99,8 +99,9 @@ void Workload::hold_results(Pass pass) {
     if (!has(name)) allocate(name);
 }
 
-void Workload::compute_on(const std::string& device) {
+void Workload::compute_on(const std::string& device, Transport& transport) {
   if (!parse_device(device).is_gpu) return;
+  transport_ = &transport;
   gpu_ = &cuda::load_backend();
   gpu_index_ = cuda::device_index(device);
 }
@@ -110,7 +111,7 @@ double Workload::timed(const Call& call) const {
   if (gpu_ == nullptr) return seconds_of([&] { call(nullptr); });
   // By the wall clock, until the GPU is done: where ranks share one, the moment at which its own clock starts for a
   // rank may come after the work of others.
-  return seconds_of([&] { (void)gpu_->time(gpu_index_, call); });
+  return seconds_of([&] { (void)gpu_->time(gpu_index_, call, [&] { transport_->poll(); }); });
 }
 
 double Workload::forward(const RankAttention& attention) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "annulus/transport.h"
 #include "cli/shard_map.h"
 #include "kernels/cuda/load.h"
 
@@ -63,8 +64,9 @@ class Workload {
   std::byte* result(const std::string& name) { return tensors_.at(name).own.data(); }
 
   // Calls compute on this device from now on ("cuda:1"), in memory of its own: inputs go there before the next call,
-  // results come back when they are asked for.
-  void compute_on(const std::string& device);
+  // results come back when they are asked for. While a rank waits for its GPU, the transport answers for it: nobody
+  // shall take it for lost.
+  void compute_on(const std::string& device, Transport& transport);
 
   // Wall-clock seconds of the call alone, until a GPU is done with it. Results stay; the workspace does until a pass
   // needs another.
@@ -112,6 +114,7 @@ class Workload {
   std::map<std::string, Tensor> tensors_;
   const cuda::Backend* gpu_ = nullptr;  // null: the CPU
   int gpu_index_ = 0;
+  Transport* transport_ = nullptr;  // where there is a GPU
   Buffer workspace_;
   std::unique_ptr<cuda::DeviceMemory> device_workspace_;
   std::size_t workspace_bytes_ = 0;

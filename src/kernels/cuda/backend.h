@@ -72,8 +72,10 @@ class Backend {
   virtual LinkMaker nccl_links(int device) const = 0;
 
   virtual std::unique_ptr<DeviceMemory> allocate(int device, std::size_t bytes) const = 0;
-  // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given.
-  virtual double time(int device, const std::function<void(void* stream)>& queue) const = 0;
+  // Seconds, by the device's own clock, of what `queue` puts on the stream that it is given. `meanwhile` is called now
+  // and then until that is done.
+  virtual double time(int device, const std::function<void(void* stream)>& queue,
+                      const std::function<void()>& meanwhile = {}) const = 0;
   // Records what ranks and transports of the calling thread do on a device, for as long as it lives.
   virtual std::unique_ptr<Timeline> timeline(int device) const = 0;
   // What the tensor cores do in a loop that does nothing else, on numbers of this type.

@@ -95,6 +95,11 @@ class Event {
 
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record an event"); }
+  bool passed() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) check(status, "ask for an event");
+    return status == cudaSuccess;
+  }
   double ms_since(const Event& start) const {  // waits for this event
     check(cudaEventSynchronize(event_), "wait for an event");
     float ms = 0;
