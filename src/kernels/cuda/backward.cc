@@ -86,7 +86,7 @@ struct Backward::Impl {
   Impl(const Problem& given, const Plan& plan, const BackwardOptions& options) : problem(given), device(device_info()) {
     check_options(options);
     const auto wanted = [&](const char* kernel) { return options.kernel == "auto" || options.kernel == kernel; };
-    if (wanted("sm90") && sm90::takes_gradient(problem, device)) add_sm90(plan, options);
+    if (wanted("sm90") && sm90::takes_gradient(problem, device) && has_sum_layout(problem)) add_sm90(plan, options);
     if (wanted("mma") && mma::takes_gradient(problem, device)) add_mma(plan, options);
     if (options.kernel != "auto" && options.kernel != "rows" && tiled.empty())
       throw Unsupported("the kernel `" + options.kernel + "` must fit the problem and the device; got head size " +

@@ -61,7 +61,7 @@ struct FusedPart::Impl {
     rules.folds = true;
     queries.emplace(make_schedule(part.problem, part.plan, rules),
                     sm90::prepare(part.problem) * device.multiprocessors);
-    if (!with_backward || !sm90::takes_gradient(part.problem, device)) return;
+    if (!with_backward || !sm90::takes_gradient(part.problem, device) || !has_sum_layout(part.problem)) return;
     rules.shape = sm90::gradient_tile_shape(part.problem);
     rules.arrivals = sm90::gradient_arrivals();
     rules.folds = part.problem.pattern.gradient == Gradient::exact;  // eq. 8 has a Delta for each branch

@@ -22,11 +22,17 @@ constexpr double kSharedQueries = 2500;
 // Slots are for tiles that run, for regions that are being rounded, and as many for what comes late.
 constexpr std::int64_t kTilesAhead = 3;  // for each block that the device holds
 
+// The dilation where there is one branch; else 1.
+std::int64_t stride_of(const Problem& problem) {
+  const annulus::Branch& first = problem.pattern.branches.front();
+  const std::int64_t longest = std::max<std::int64_t>(1, std::min(first.segment, problem.tokens));
+  return problem.pattern.branches.size() == 1 ? std::min(first.dilation, longest) : 1;
+}
+
 // Of so many positions of a problem.
 SumLayout layout_of(const Problem& problem, std::int64_t positions) {
   const std::vector<annulus::Branch>& branches = problem.pattern.branches;
-  const std::int64_t longest = std::max<std::int64_t>(1, std::min(branches.front().segment, problem.tokens));
-  if (branches.size() == 1) return {positions, static_cast<int>(std::min(branches.front().dilation, longest)), 1};
+  if (branches.size() == 1) return {positions, static_cast<int>(stride_of(problem)), 1};
   int pair = 1;
   for (const annulus::Branch& branch : branches)
     if (branch.dilation == 2 || branch.dilation == 4) pair = std::max(pair, static_cast<int>(branch.dilation));
@@ -126,6 +132,11 @@ std::size_t count_slots(const std::vector<TileSpan>& spans, const std::vector<in
 }
 
 }  // namespace
+
+bool has_sum_layout(const Problem& problem) {
+  const std::int64_t stride = stride_of(problem);
+  return stride * (((problem.tokens + stride - 1) / stride + 7) / 8 * 8) <= INT_MAX;
+}
 
 SumLayout sum_layout(const Problem& problem) { return layout_of(problem, problem.tokens); }
 

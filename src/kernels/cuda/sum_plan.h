@@ -12,7 +12,9 @@
 
 namespace annulus::cuda {
 
-// Of one head of the sequence; the order of a region's rows is the same.
+// Of one head of the sequence; the order of a region's rows is the same. It has no place for a sequence of a few rows
+// in each of very many residues, which are filled up to 8: more than 2^31 - 1 rows in all.
+bool has_sum_layout(const Problem& problem);
 SumLayout sum_layout(const Problem& problem);
 
 // The window of a problem's regions, long enough for whole runs at SumLayout::stride.

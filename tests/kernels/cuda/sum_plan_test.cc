@@ -94,6 +94,18 @@ TEST(SumPlan, SharesSlotsWhereRegionsAreMany) {
   EXPECT_EQ(slots(15000, 2048, 396), 46) << "shorter segments at the end have fewer tiles";
 }
 
+TEST(SumPlan, HasNoPlaceForSparseRowsOfVeryManyResidues) {
+  Problem problem;
+  problem.head_dim = 64;
+  for (const auto& [tokens, dilation, fits] : {std::tuple{std::int64_t{1} << 28, std::int64_t{1} << 27, true},
+                                               {std::int64_t{1} << 29, (std::int64_t{1} << 29) - 5, false},
+                                               {std::int64_t{1} << 30, std::int64_t{1}, true}}) {
+    problem.tokens = tokens;
+    problem.pattern = make_pattern(Preset::longnet, {tokens}, {dilation}, 1);
+    EXPECT_EQ(has_sum_layout(resolve(problem)), fits) << tokens << ", dilation " << dilation;
+  }
+}
+
 // Every number has a place of its own, and 8 rows at steps up to `pair` fill lines of 2 rows by 16 columns.
 TEST(SumLayout, RowsFillLines) {
   constexpr int kDim = 64;
@@ -115,7 +127,8 @@ TEST(SumLayout, RowsFillLines) {
   }
 }
 
-// What docs/performance.md and docs/hopper-backward.md say of an H200: which patterns share slots, and what their sums take.
+// What docs/performance.md and docs/hopper-backward.md say of an H200: which patterns share slots, and what their sums
+// take.
 struct Shared {
   const char* what;
   std::vector<std::int64_t> segments, dilations;
