@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/row_ops.h"
 #include "kernels/cuda/timeline.h"
+#include "kernels/groups.h"
 
 namespace annulus::cuda {
 namespace {
@@ -89,7 +91,8 @@ class RankKernels : public Kernels {
                         " branches: use device cpu");
     blocks_ = mma::prepare(shape_problem_, device_) * device_.multiprocessors;
     local_ = find_local_parts(problem, plan, shard);
-    if (!shard.stepwise && !shard.own_states && is_one_local_part()) {
+    find_zero_keys();
+    if (!shard.stepwise && !shard.own_states && zero_keys_.empty() && is_one_local_part()) {
       forward_.emplace(local_.front().problem, local_.front().plan,
                        ForwardOptions{.kernel = options.kernel, .sweeps = {}});
       return;
@@ -174,6 +177,11 @@ class RankKernels : public Kernels {
     std::vector<FusedPart::Memory> fused;
     SoftmaxStates states;  // where nobody brings any
   };
+  struct ZeroKeys {
+    std::int64_t head = 0;
+    Rows rows;                // of the rank's memory
+    std::int64_t number = 0;  // where the logarithm of how many there are lies, behind a row of zeros
+  };
   struct BackwardMemory {
     float* delta = nullptr;  // [.., batch, heads, rows]
     Control* control = nullptr;
@@ -181,9 +189,6 @@ class RankKernels : public Kernels {
   };
 
   void check_problem() const {
-    if (problem_.pattern.pad_like_torchscale && !problem_.causal)
-      throw Unsupported(
-          "ranks on GPUs have no zero keys; got pad_like_torchscale: leave it out, or compute on one GPU, or on CPUs");
     if (options_.kernel != "auto" && options_.kernel != "sm90" && options_.kernel != "mma")
       throw Unsupported("ranks on GPUs have the kernels sm90 and mma; got '" + options_.kernel +
                         "': leave the choice to auto");
@@ -196,6 +201,34 @@ class RankKernels : public Kernels {
     for (const Task& task : plan_.tasks)
       if (task.begin < begin + rows_ && task.end() > begin && !local_.front().has(task.branch)) return false;
     return true;
+  }
+
+  // Groups of a short last segment that torchscale fills up by keys with logit 0 and value 0: to the states, a partial
+  // result of zeros with the logarithm of their number as its lse.
+  void find_zero_keys() {
+    std::vector<float> numbers(static_cast<std::size_t>(problem_.head_dim), 0.0f);
+    for (const Task& task : plan_.tasks)
+      for (std::int64_t head = 0; task.padded_rows > 0 && head < problem_.heads; ++head)
+        for (std::size_t i = 0; i < shard_.pieces.size(); ++i)
+          for_each_group(task, problem_.pattern.branches[static_cast<std::size_t>(task.branch)].dilation,
+                         classes_of(problem_, task.branch, head), shard_.pieces[i], {0, 1, problem_.tokens},
+                         [&](std::int64_t, const Rows& queries, const Rows& keys) {
+                           if (task.padded_rows <= keys.count) return;
+                           zero_keys_.push_back({head, memory_rows(queries, shard_.pieces[i]).shifted(piece_first_[i]),
+                                                 static_cast<std::int64_t>(numbers.size())});
+                           numbers.push_back(std::log(static_cast<float>(task.padded_rows - keys.count)));
+                         });
+    if (!zero_keys_.empty()) zero_numbers_ = to_device(numbers);
+  }
+
+  void add_zero_keys(const ops::States& states) const {
+    const auto* numbers = reinterpret_cast<const float*>(zero_numbers_.data());
+    for (const ZeroKeys& keys : zero_keys_) {
+      const std::int64_t rows = keys.rows.count;
+      ops::merge({numbers, DType::fp32, {problem_.batch, rows, 1, problem_.head_dim}, {0, 0, 0, 1}},
+                 {numbers + keys.number, DType::fp32, {problem_.batch, rows, 1, 1}, {0, 0, 0, 1}}, states, keys.head,
+                 keys.rows, cuda_stream());
+    }
   }
 
   cudaStream_t cuda_stream() const { return static_cast<cudaStream_t>(stream); }
@@ -286,7 +319,9 @@ class RankKernels : public Kernels {
   int blocks_ = 0;
   std::vector<LocalPart> local_;
   std::vector<std::unique_ptr<FusedPart>> fused_;  // of each local part; null: no such kernel
-  std::optional<Forward> forward_;                 // all of it at once
+  std::vector<ZeroKeys> zero_keys_;
+  DeviceBuffer zero_numbers_;
+  std::optional<Forward> forward_;  // all of it at once
   mutable std::optional<Backward> backward_;
   mutable std::map<Signature, std::vector<PlacedList>> lists_;
 };
@@ -393,6 +428,7 @@ void RankKernels::forward(const ForwardArgs& args, const ForwardStep& step) cons
   }
   if (!done.empty()) ops::scale_maxima(states.sums, numbers(), fused_[done.front()]->log2_scale(), cuda_stream());
   run_forward(args, states, memory.control, step.sources, done);
+  if (step.first) add_zero_keys(states);
   if (!step.last) return;
   ops::finish(states, static_cast<float>(problem_.pattern.output_scale), args.out,
               args.lse.empty() ? nullptr : args.lse.data(), cuda_stream());

@@ -220,7 +220,6 @@ TEST_F(CudaRanks, ReproducibleBits) {
 TEST_F(CudaRanks, AreOneRank) {
   EXPECT_TRUE(rc::check([] {
     Problem problem = support::draw_problem(300, 130);
-    problem.pattern.pad_like_torchscale = false;
     const Inputs inputs = draw_inputs(problem, static_cast<std::uint64_t>(draw_between(0, 1000)));
     const Sharding sharding = support::draw_sharding(problem.tokens, 8);
     RankOptions options;
@@ -238,15 +237,28 @@ TEST_F(CudaRanks, AreOneRank) {
   }));
 }
 
-TEST_F(CudaRanks, RefusesZeroKeys) {
-  Problem problem;
-  problem.tokens = 10;
-  problem.heads = 1;
-  problem.head_dim = 8;
-  problem.pattern = make_pattern(Preset::torchscale, {5}, {2}, 1);
-  problem.pattern.pad_like_torchscale = true;
-  problem = resolve(problem);
-  EXPECT_THROW(support::compute_on_device_ranks(problem, draw_inputs(problem, 1), {.ranks = 2}, {}), Unsupported);
+// torchscale's zero keys belong to the last segment, which lies on the last rank or on several.
+TEST_F(CudaRanks, ZeroKeys) {
+  for (const Gradient gradient : {Gradient::exact, Gradient::detached})
+    for (const bool reproducible : {false, true}) {
+      Problem problem;
+      problem.tokens = 700;
+      problem.heads = 4;
+      problem.kv_heads = 2;
+      problem.head_dim = 64;
+      problem.dtype = DType::bf16;
+      problem.pattern = make_pattern(Preset::torchscale, {64, 400}, {2, 8}, 4);
+      problem.pattern.pad_like_torchscale = true;
+      problem.pattern.gradient = gradient;
+      problem = resolve(problem);
+      const Inputs inputs = draw_inputs(problem, 71);
+      const Yardstick yardstick(problem, inputs);
+      RankOptions options;
+      options.reproducible = reproducible;
+      for (const int ranks : {1, 3})
+        for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
+          EXPECT_EQ(faults(problem, inputs, yardstick, {.ranks = ranks, .layout = layout}, options), "");
+    }
 }
 
 }  // namespace
