@@ -86,11 +86,10 @@ void walk_queries(const GradientLaunch& g, DType dtype, bool deltas) {
     for (int i = 0; tile.continues && !deltas && i < tile.rows; ++i) sums.load(launch, state_row(i), i, tile.is_last);
     for (int b = 0; b < tile.branch_count; ++b) {
       const TileBranch& part = tile.branches[b];
-      const std::int64_t dilation = tiling.branches[part.branch].dilation, kv_head = tile.head / launch.sharers;
-      const Rows2d keys(launch.k, offset(launch.k_stride, tile.batch, kv_head, part.key_begin),
-                        dilation * launch.k_stride.token, part.keys, width, dtype);
-      const Rows2d values(launch.v, offset(launch.v_stride, tile.batch, kv_head, part.key_begin),
-                          dilation * launch.v_stride.token, part.keys, width, dtype);
+      const auto keys_of = [&](const void* data, const Strides& stride) {
+        return rows_of_part(data, stride, tiling, tile, part, tile.head / launch.sharers, width, dtype);
+      };
+      const Rows2d keys = keys_of(launch.k, launch.k_stride), values = keys_of(launch.v, launch.v_stride);
       for (int i = 0; i < tile.rows; ++i)
         for (int n = 0; n < part.keys && !(tiling.causal && n > part.first + part.step * i); ++n) {
           const float dp = dot(douts[i], values[n], width);
@@ -179,10 +178,10 @@ class KeyWalk {
   void meet(const Tiling& tiling, const Stretch& stretch, const Tile& tile, const TileBranch& part, const Rows2d& keys,
             const Rows2d& values, std::int64_t region, std::int64_t region_begin, Sums& sums) {
     const std::int64_t dilation = tiling.branches[part.branch].dilation;
-    const Rows2d queries(launch_.q, offset(launch_.q_stride, tile.batch, tile.head, part.key_begin),
-                         dilation * launch_.q_stride.token, part.keys, width_, dtype_);
-    const Rows2d douts(g_.dout, offset(g_.dout_stride, tile.batch, tile.head, part.key_begin),
-                       dilation * g_.dout_stride.token, part.keys, width_, dtype_);
+    const auto rows_of = [&](const void* data, const Strides& stride) {
+      return rows_of_part(data, stride, tiling, tile, part, tile.head, width_, dtype_);
+    };
+    const Rows2d queries = rows_of(launch_.q, launch_.q_stride), douts = rows_of(g_.dout, g_.dout_stride);
     const int block = tiling.shape.key_rows, begin = first_block(part, g_.causal, block) * block;
     const SumPlace place = place_sums(g_, tile.batch, tile.head, region, region_begin);
     for (int n = begin; n < part.keys; ++n) {

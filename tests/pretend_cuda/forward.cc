@@ -67,11 +67,10 @@ void attend(const Launch& launch, DType dtype, float unit) {
     }
     for (int b = 0; b < tile.branch_count; ++b) {
       const TileBranch& part = tile.branches[b];
-      const std::int64_t dilation = tiling.branches[part.branch].dilation, kv_head = tile.head / launch.sharers;
-      const Rows2d keys(launch.k, offset(launch.k_stride, tile.batch, kv_head, part.key_begin),
-                        dilation * launch.k_stride.token, part.keys, width, dtype);
-      const Rows2d values(launch.v, offset(launch.v_stride, tile.batch, kv_head, part.key_begin),
-                          dilation * launch.v_stride.token, part.keys, width, dtype);
+      const auto rows_of = [&](const void* data, const Strides& stride) {
+        return rows_of_part(data, stride, tiling, tile, part, tile.head / launch.sharers, width, dtype);
+      };
+      const Rows2d keys = rows_of(launch.k, launch.k_stride), values = rows_of(launch.v, launch.v_stride);
       for (int i = 0; i < tile.rows; ++i)
         for (int n = 0; n < part.keys && !(tiling.causal && n > part.first + part.step * i); ++n)
           rows[static_cast<std::size_t>(i)].meet(dot(queries[i], keys[n], width) * launch.scale_log2,

@@ -60,6 +60,17 @@ class Rows2d {
   std::vector<float> values_;
 };
 
+// The rows that a part of a tile meets: keys, or of a tile of keys queries.
+inline Rows2d rows_of_part(const void* data, const Strides& stride, const Tiling& tiling, const Tile& tile,
+                           const TileBranch& part, std::int64_t head, std::int64_t width, DType dtype) {
+  return {data,
+          offset(stride, tile.batch, head, part.key_begin),
+          tiling.branches[part.branch].dilation * stride.token,
+          part.keys,
+          width,
+          dtype};
+}
+
 inline float dot(const float* a, const float* b, std::int64_t count) {
   constexpr std::int64_t kLanes = 16;  // for the compiler to vectorise
   float sums[kLanes] = {}, sum = 0;
