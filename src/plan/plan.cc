@@ -39,7 +39,14 @@ Plan make_plan(const Problem& problem) {
 }
 
 bool has_branch_deltas(const Problem& problem) {
-  return problem.pattern.gradient == Gradient::detached && problem.pattern.branches.size() > 1;
+  const std::vector<Branch>& branches = problem.pattern.branches;
+  const auto share_a_head = [](const Branch& a, const Branch& b) {
+    return std::max(a.first_head, b.first_head) < std::min(a.first_head + a.head_count, b.first_head + b.head_count);
+  };
+  if (problem.pattern.gradient != Gradient::detached) return false;
+  for (auto a = branches.begin(); a != branches.end(); ++a)
+    if (std::any_of(a + 1, branches.end(), [&](const Branch& b) { return share_a_head(*a, b); })) return true;
+  return false;
 }
 
 }  // namespace annulus

@@ -26,7 +26,7 @@ struct Plan {
 // Takes a resolved problem.
 Plan make_plan(const Problem& problem);
 
-// Whether each branch has a Delta of its own (eq. 8). Of one branch alone eq. 7 says the same.
+// Whether branches have a Delta of their own (eq. 8). To a head that takes part in one of them eq. 7 says the same.
 bool has_branch_deltas(const Problem& problem);
 
 // For people: the branches, their tasks and what they cost.

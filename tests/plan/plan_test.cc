@@ -203,6 +203,27 @@ TEST(Plan, NothingToDoIsAnEmptyPlan) {
   EXPECT_EQ(count_pairs(problem), 0);
 }
 
+// The detached gradient is another one where a head takes part in several branches.
+TEST(Plan, BranchesHaveDeltasWhereTheyShareAHead) {
+  Problem problem;
+  problem.tokens = 100;
+  problem.heads = 4;
+  problem.head_dim = 8;
+  const auto deltas = [&](const Pattern& pattern, Gradient gradient) {
+    problem.pattern = pattern;
+    problem.pattern.gradient = gradient;
+    return has_branch_deltas(resolve(problem));
+  };
+  const Pattern two = make_pattern(Preset::torchscale, {10, 20}, {1, 2}, 4);
+  EXPECT_TRUE(deltas(two, Gradient::detached));
+  EXPECT_FALSE(deltas(two, Gradient::exact));
+  EXPECT_FALSE(deltas(make_pattern(Preset::torchscale, {10}, {1}, 4), Gradient::detached));
+  EXPECT_FALSE(deltas(make_pattern(Preset::head_groups, {10, 20}, {1, 2}, 4), Gradient::detached));
+  Pattern idle = two;
+  idle.branches[1].head_count = 0;
+  EXPECT_FALSE(deltas(idle, Gradient::detached));
+}
+
 TEST(Plan, ARunOfWholeSegmentsIsOneTask) {
   Problem problem;
   problem.tokens = 1000;
