@@ -28,8 +28,8 @@ struct SharedSegment {
   std::vector<int> ranks;  // that have rows in it, at least two
 };
 
-// Whether segments of this problem can be dealt out at all: not striped ones, not with the detached gradient, not with
-// the zero keys of torchscale.
+// Whether segments of this problem can be dealt out at all: not striped ones, not where branches have a Delta each, not
+// with the zero keys of torchscale.
 bool can_reshard(const Problem& problem, const Sharding& sharding);
 
 // Those of the chosen branches that this rank has rows in, in one order on all ranks. Takes resolved arguments.

@@ -1,22 +1,12 @@
-// Memory of pretend GPUs, walled (support/walled_gpu.h) and counted: what does not fit is refused.
+// Memory of pretend GPUs as their kernels see it. It is walled (support/walled_gpu.h).
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
 #include "support/walled_gpu.h"
 
 namespace annulus::pretend {
-
-inline constexpr int kMostGpus = 8;
-
-inline std::int64_t number_from(const char* variable, std::int64_t otherwise) {
-  const char* const text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::atoll(text);
-}
-inline std::int64_t gpu_bytes() { return number_from("ANNULUS_PRETEND_GPU_MIB", 4096) << 20; }
 
 // Where a kernel finds what an address of a GPU names. Whatever else it is given is a bug: a GPU would stop here.
 template <class T>

@@ -6,6 +6,8 @@
 //   ANNULUS_PRETEND_GPU_MIB   memory of each: 4096
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -16,9 +18,6 @@
 #include "pretend_cuda/memory.h"
 #include "support/pretend_gpu.h"
 
-using annulus::pretend::gpu_bytes;
-using annulus::pretend::kMostGpus;
-using annulus::pretend::number_from;
 using annulus::support::PretendStream;
 using annulus::support::WalledBytes;
 
@@ -28,7 +27,16 @@ using Clock = std::chrono::steady_clock;
 
 thread_local int current_device = 0;
 
-int count_devices() { return static_cast<int>(number_from("ANNULUS_PRETEND_GPUS", 2)); }
+constexpr int kMostGpus = 8;
+
+std::int64_t number_from(const char* variable, std::int64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+int count_devices() {
+  return static_cast<int>(std::min<std::int64_t>(number_from("ANNULUS_PRETEND_GPUS", 2), kMostGpus));
+}
+std::int64_t gpu_bytes() { return number_from("ANNULUS_PRETEND_GPU_MIB", 4096) << 20; }
 
 class Allocations {
  public:
@@ -122,7 +130,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= std::min(count_devices(), kMostGpus)) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
   current_device = device;
   return cudaSuccess;
 }
