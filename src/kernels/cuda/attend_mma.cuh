@@ -71,22 +71,22 @@ class Attend {
       load_queries();
       load_block(loaded, 0);
     }
-    commit_loads();
+    ptx::commit_copies();
     for (int i = 0; i < tile_.total_blocks; ++i, here.advance(tile_)) {
       loaded.advance(tile_);
       const bool more = i + 1 < tile_.total_blocks;
       if constexpr (kSplit) {  // one block is multiplied while the next one arrives as it is
-        wait_loads<0>();
+        ptx::wait_copies<0>();
         __syncthreads();
         split_block();
         __syncthreads();
         if (more) load_block(loaded, 0);
-        commit_loads();
+        ptx::commit_copies();
         attend_block(here, 0);
       } else {
         if (more) load_block(loaded, (i + 1) % 2);
-        commit_loads();
-        wait_loads<1>();
+        ptx::commit_copies();
+        ptx::wait_copies<1>();
         __syncthreads();
         attend_block(here, i % 2);
         __syncthreads();

@@ -7,9 +7,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/forward_kernels.h"
+#include "kernels/cuda/start.h"
 
 namespace annulus::cuda::rows {
 namespace {
@@ -166,11 +166,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend(const __grid_constant__ Ro
 
 template <class T>
 void launch_as(const RowLaunch& launch, int blocks, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = kWarps * 32;
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, attend<T>, launch), "start the kernel `rows`");
+  start(attend<T>, blocks, kWarps * 32, stream, "start the kernel `rows`", launch);
 }
 
 template <class T>

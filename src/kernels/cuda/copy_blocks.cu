@@ -1,6 +1,6 @@
 #include "kernels/cuda/copy_blocks.h"
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/start.h"
 
 namespace annulus::cuda {
 namespace {
@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kernel(const __grid_constan
 
 template <class List>
 void launch(const List& list, std::uint32_t tiles, cudaStream_t stream) {
-  copy_kernel<<<tiles, kCopyThreads, 0, stream>>>(list);
-  check(cudaGetLastError(), "launch a copy of strided blocks");
+  start(copy_kernel<List>, tiles, kCopyThreads, stream, "start a copy of strided blocks", list);
 }
 
 template <class List>

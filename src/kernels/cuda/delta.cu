@@ -1,7 +1,7 @@
 // Delta of eq. 7 before the backward kernels, at the rate of memory; counters and sums of dq begin at 0.
 #include "kernels/cuda/backward_kernels.h"
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/delta.cuh"
+#include "kernels/cuda/start.h"
 
 namespace annulus::cuda::delta {
 namespace {
@@ -46,19 +46,15 @@ bool has_pieces_of_16(const GradientLaunch& g) {
 template <class T>
 void launch_as(const GradientLaunch& g, cudaStream_t stream) {
   const std::int64_t runs = g.regions.count * g.regions.runs;
-  const auto start = [&](auto kernel) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>((runs + kWarps - 1) / kWarps);
-    config.blockDim = kWarps * 32;
-    config.stream = stream;
-    check(cudaLaunchKernelEx(&config, kernel, g), "start the kernel of Delta");
+  const auto start_one = [&](auto kernel) {
+    start(kernel, (runs + kWarps - 1) / kWarps, kWarps * 32, stream, "start the kernel of Delta", g);
   };
   if constexpr (sizeof(T) == 2)
     if (has_pieces_of_16(g)) {
-      if (g.common.head_dim == 64) return start(deltas<T, 64>);
-      if (g.common.head_dim == 128) return start(deltas<T, 128>);
+      if (g.common.head_dim == 64) return start_one(deltas<T, 64>);
+      if (g.common.head_dim == 128) return start_one(deltas<T, 128>);
     }
-  start(deltas<T, 0>);
+  start_one(deltas<T, 0>);
 }
 
 }  // namespace

@@ -357,9 +357,7 @@ __device__ __forceinline__ void store_numbers(std::uint32_t to, float a, float b
   const float a_rest = a - __uint_as_float(a0), b_rest = b - __uint_as_float(b0);
   const std::uint32_t a1 = upper(a_rest), b1 = upper(b_rest);
   const std::uint32_t a2 = upper(a_rest - __uint_as_float(a1)), b2 = upper(b_rest - __uint_as_float(b1));
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a0 >> 16 | a1), "r"(a2 >> 16 | b0),
-               "r"(b1 >> 16 | b2), "r"(0)
-               : "memory");
+  ptx::store_shared_16(to, a0 >> 16 | a1, a2 >> 16 | b0, b1 >> 16 | b2, 0);
 }
 
 template <Sm90GradientConfig C>
@@ -431,7 +429,7 @@ class Clerk {
         block.last = is_last && n == 1;
         if constexpr (C.sums == DqSums::in_order) block.turn = turn_of(item.order, part, first, C.kKeyRows);
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read them
+      ptx::fence_async();  // the tensor cores read them
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(sh_.number_full(slot_.slot));
       slot_.template advance<C.kNumberSlots>();

@@ -2,75 +2,10 @@
 #include "kernels/cuda/attend_sm90.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/forward_kernels.h"
+#include "kernels/cuda/strided_maps_sm90.h"
 
 namespace annulus::cuda::sm90 {
 namespace {
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// By way of the runtime, so that nothing links the driver's library.
-EncodeTiled find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-        "find cuTensorMapEncodeTiled");
-  if (found != cudaDriverEntryPointSuccess)
-    throw DeviceError("the driver must know tensor maps; got no cuTensorMapEncodeTiled: install a driver for CUDA 12");
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-struct Tensor {
-  const void* data = nullptr;
-  Strides stride;
-  std::int64_t heads = 0;
-};
-
-class MapMaker {
- public:
-  MapMaker(const Launch& launch, const LaunchShape& shape) : launch_(launch), shape_(shape) {}
-
-  StridedRows rows(const Tensor& tensor, int stride, int box_rows) const {
-    StridedRows result{};
-    result.stride = stride;
-    result.longer_count = static_cast<int>(launch_.tokens % stride);
-    const std::int64_t whole = launch_.tokens / stride;
-    if (result.longer_count > 0) result.longer = map(tensor, 0, stride, whole + 1, result.longer_count, box_rows);
-    if (whole > 0)
-      result.shorter = map(tensor, result.longer_count, stride, whole, stride - result.longer_count, box_rows);
-    return result;
-  }
-
- private:
-  CUtensorMap map(const Tensor& tensor, int first, int stride, std::int64_t rows, int residues, int box_rows) const {
-    static const EncodeTiled encode = find_encoder();
-    const auto bytes = [](std::int64_t elements) { return static_cast<cuuint64_t>(elements) * 2; };
-    const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(launch_.head_dim), static_cast<cuuint64_t>(rows),
-                                 static_cast<cuuint64_t>(residues), static_cast<cuuint64_t>(tensor.heads),
-                                 static_cast<cuuint64_t>(shape_.batch)};
-    const cuuint64_t token = bytes(tensor.stride.token);
-    // A dimension of one element goes nowhere; its stride only has to please the encoder.
-    const cuuint64_t strides[4] = {static_cast<cuuint64_t>(stride) * token, token,
-                                   tensor.heads > 1 ? bytes(tensor.stride.head) : token,
-                                   shape_.batch > 1 ? bytes(tensor.stride.batch) : token};
-    const cuuint32_t box[5] = {64, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
-    const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    const char* data = static_cast<const char*>(tensor.data) + static_cast<std::size_t>(first) * token;
-    CUtensorMap result;
-    const CUresult status = encode(
-        &result, shape_.dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
-        const_cast<char*>(data), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS)
-      throw DeviceError("tensor maps must describe the rows of a branch; the driver refused one, error " +
-                        std::to_string(static_cast<int>(status)) + ": choose the kernel `mma`");
-    return result;
-  }
-
-  const Launch& launch_;
-  const LaunchShape& shape_;
-};
 
 constexpr int config_index(std::int64_t head_dim, bool causal) {
   for (int i = 0; i < static_cast<int>(std::size(kSm90Configs)); ++i)
@@ -106,13 +41,13 @@ void with_kernel(DType dtype, std::int64_t head_dim, bool causal, bool counts, F
 Params make_params(const Launch& launch, const LaunchShape& shape, int key_rows) {
   Params params{};
   params.common = launch;
-  const MapMaker maker(launch, shape);
+  const StridedMaps maps(shape.dtype, launch.tokens, launch.head_dim, shape.batch);
   for (int i = 0; i < shape.sweeps; ++i)
-    params.query[i] = maker.rows({launch.q, launch.q_stride, launch.heads}, launch.tiling.sweeps[i].stride, 64);
+    params.query[i] = maps.rows({launch.q, launch.q_stride, launch.heads}, launch.tiling.sweeps[i].stride, 64);
   for (int i = 0; i < launch.tiling.branch_count; ++i) {
     const int dilation = launch.tiling.branches[i].dilation;
-    params.key[i] = maker.rows({launch.k, launch.k_stride, shape.kv_heads}, dilation, key_rows);
-    params.value[i] = maker.rows({launch.v, launch.v_stride, shape.kv_heads}, dilation, key_rows);
+    params.key[i] = maps.rows({launch.k, launch.k_stride, shape.kv_heads}, dilation, key_rows);
+    params.value[i] = maps.rows({launch.v, launch.v_stride, shape.kv_heads}, dilation, key_rows);
   }
   return params;
 }
@@ -132,16 +67,11 @@ TileShape tile_shape(const Problem& problem) {
 int arrivals(const Problem& problem) { return kSm90Configs[config_index(problem.head_dim, problem.causal)].groups; }
 
 bool can_address(const Launch& launch, const LaunchShape& shape) {
-  constexpr std::int64_t kUnit = 8;  // elements: 16 bytes
-  constexpr std::int64_t kMost = (std::int64_t{1} << 40) / 2;
-  const auto fits = [&](const void* data, const Strides& stride, std::int64_t heads) {
-    const auto good = [&](std::int64_t elements) { return elements > 0 && elements % kUnit == 0 && elements < kMost; };
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && good(stride.token) &&
-           good(stride.token * std::max<std::int64_t>(launch.tokens, 1)) && (heads == 1 || good(stride.head)) &&
-           (shape.batch == 1 || good(stride.batch));
-  };
-  return fits(launch.q, launch.q_stride, launch.heads) && fits(launch.k, launch.k_stride, shape.kv_heads) &&
-         fits(launch.v, launch.v_stride, shape.kv_heads) && fits(launch.out, launch.out_stride, launch.heads);
+  const StridedMaps maps(shape.dtype, launch.tokens, launch.head_dim, shape.batch);
+  return maps.can_address({launch.q, launch.q_stride, launch.heads}) &&
+         maps.can_address({launch.k, launch.k_stride, shape.kv_heads}) &&
+         maps.can_address({launch.v, launch.v_stride, shape.kv_heads}) &&
+         maps.can_address({launch.out, launch.out_stride, launch.heads});
 }
 
 int prepare(const Problem& problem) {

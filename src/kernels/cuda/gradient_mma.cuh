@@ -11,10 +11,13 @@
 #pragma once
 
 #include "kernels/cuda/backward_kernels.h"
+#include "kernels/cuda/loads_mma.cuh"
 #include "kernels/cuda/products_gradient_mma.cuh"
 
 namespace annulus::cuda::mma::gradients {
 
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kTileRows = kWarps * 16;
 inline constexpr float kLog2E = 1.442695040888963407f;
 
@@ -42,12 +45,6 @@ struct GradientLayout {
   static constexpr int kElements = 2 * kTileElements + 4 * kBlockElements;
   static constexpr int kBytes = gradient_shared_bytes(sizeof(T), kDim, kRows);
 };
-
-// A row of LSE or Delta a thread, behind the loads of the block.
-__device__ __forceinline__ void load_number(float* to, const float* from, bool there) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
 
 // A place in the stream of blocks of a tile's branches.
 struct Place {
@@ -102,8 +99,8 @@ class GradientWalk {
     } else {
       walk();
     }
-    commit_loads();
-    wait_loads<0>();
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
     finish(own_head);
   }
 
@@ -145,7 +142,8 @@ class GradientWalk {
       return Run{place(data, stride, tile_.batch, own_head, tile_.position), tile_.stride * stride.token};
     };
     const auto load = [&](T* to, const Run& rows) {
-      load_rows<T, Shape::kRow>(to, rows.from, rows.stride, tile_.rows, kTileRows, launch_.head_dim, aligned_);
+      load_rows<T, Shape::kRow, kThreads>(to, rows.from, rows.stride, tile_.rows, kTileRows, launch_.head_dim,
+                                          aligned_);
     };
     load(x_, rows_of(x, x_stride, meets() ? meeting().x : RowRun{}));
     if constexpr (kNeedsDp) load(y_, rows_of(y, y_stride, meets() ? meeting().y : RowRun{}));
@@ -175,7 +173,8 @@ class GradientWalk {
       other_rows = {place(other, other_stride, tile_.batch, head, part.key_begin), dilation * other_stride.token};
     }
     const auto load = [&](T* to, const Run& of) {
-      load_rows<T, Shape::kRow>(to, of.from + first * of.stride, of.stride, count, kRows, launch_.head_dim, aligned_);
+      load_rows<T, Shape::kRow, kThreads>(to, of.from + first * of.stride, of.stride, count, kRows, launch_.head_dim,
+                                          aligned_);
     };
     load(u(slot), rows);
     load(w(slot), other_rows);
@@ -184,7 +183,7 @@ class GradientWalk {
       if (i < 2 * kRows) {
         const bool there = i % kRows < count;
         const int row = first + (there ? i % kRows : 0);
-        load_number(lse(slot) + i, i < kRows ? lse_of(part, row) : delta_of(part, row), there);
+        ptx::copy_4(lse(slot) + i, i < kRows ? lse_of(part, row) : delta_of(part, row), there);
       }
     }
   }
@@ -217,12 +216,12 @@ class GradientWalk {
     if (total == 0) return;
     Place loaded, here;
     load_block(loaded, 0);
-    commit_loads();
+    ptx::commit_copies();
     for (int i = 0; i < total; ++i, here.advance(tile_)) {
       loaded.advance(tile_);
       if (i + 1 < total) load_block(loaded, (i + 1) % 2);
-      commit_loads();
-      wait_loads<1>();
+      ptx::commit_copies();
+      ptx::wait_copies<1>();
       __syncthreads();
       meet(here, i % 2);
       __syncthreads();

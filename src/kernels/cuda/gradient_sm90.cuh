@@ -46,6 +46,18 @@
 
 namespace annulus::cuda::sm90 {
 
+// Four lanes side by side have four words each; lane i gets word i of all of them.
+__device__ __forceinline__ uint4 transpose_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d,
+                                                int quad) {
+  const bool odd = (quad & 1) != 0, upper = (quad & 2) != 0;
+  const std::uint32_t ab = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1),
+                      cd = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);
+  const std::uint32_t a1 = odd ? ab : a, b1 = odd ? b : ab, c1 = odd ? cd : c, d1 = odd ? d : cd;
+  const std::uint32_t ac = __shfl_xor_sync(0xffffffffu, upper ? a1 : c1, 2),
+                      bd = __shfl_xor_sync(0xffffffffu, upper ? b1 : d1, 2);
+  return upper ? uint4{ac, bd, c1, d1} : uint4{a1, b1, ac, bd};
+}
+
 template <Sm90GradientConfig C, class T>
 __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientShared<C>& sh, int group, int thread) {
   constexpr int kScores = C.query_rows / 2, kSums = C.head_dim / 2;
@@ -170,7 +182,7 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
 #pragma unroll
     for (int i = 0; i < kScores / 8; ++i)
       ptx::store_matrix_x4((to ^ (i % 4 * 32)) + i / 4 * 16384, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ptx::fence_async();
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(sh.ds_full(d.slot));
   };
@@ -227,9 +239,8 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
 #pragma unroll
         for (int i = 0; i < C.head_dim / 32; ++i) {
           const float* from = sum + 16 * i + 2 * r;
-          const uint4 part =
-              ptx::transpose_quad(ptx::pack<T>(from[0], from[1]), ptx::pack<T>(from[4], from[5]),
-                                  ptx::pack<T>(from[8], from[9]), ptx::pack<T>(from[12], from[13]), quad);
+          const uint4 part = transpose_quad(ptx::pack<T>(from[0], from[1]), ptx::pack<T>(from[4], from[5]),
+                                            ptx::pack<T>(from[8], from[9]), ptx::pack<T>(from[12], from[13]), quad);
           if (inside[r]) __stcs(reinterpret_cast<uint4*>(to + 32 * i), part);
         }
         to += 8 * static_cast<std::int64_t>(note.stride) * stride.token;
@@ -294,10 +305,10 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
         for (int i = thread; i < (group * 64 + 64 - first) * 8; i += 128)
 #pragma unroll
           for (int half = 0; half < C.head_dim / 64; ++half) {
-            ptx::clear_shared_16(own_key + half * 16384 + first * 128 + i * 16);
-            ptx::clear_shared_16(sh.value + half * 16384 + first * 128 + i * 16);
+            ptx::store_shared_16(own_key + half * 16384 + first * 128 + i * 16, 0, 0, 0, 0);
+            ptx::store_shared_16(sh.value + half * 16384 + first * 128 + i * 16, 0, 0, 0, 0);
           }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        ptx::fence_async();
         ptx::named_sync(kGradientBoth, 256);
       }
       bool first = true, last = false;

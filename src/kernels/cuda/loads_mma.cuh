@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx_mma.cuh"
+
 namespace annulus::cuda::mma {
 
 // Calls f(row, i) for every i in [0, width) of every row in [0, rows), dealt to the threads of a block in order.
@@ -28,11 +30,8 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t str
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
   if (aligned) {
     for_each_dealt<kThreads>(most, head_dim / kUnit, [&](int row, int chunk) {
-      const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + row * kRow + chunk * kUnit));
-      const T* source = row < count ? from + row * stride + chunk * kUnit : from;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                   "r"(row < count ? 16 : 0)
-                   : "memory");
+      ptx::copy_16(to + row * kRow + chunk * kUnit, row < count ? from + row * stride + chunk * kUnit : from,
+                   row < count);
     });
   } else {
     for_each_dealt<kThreads>(most, head_dim, [&](int row, int element) {
@@ -40,10 +39,4 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t str
     });
   }
 }
-__device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_loads() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 }  // namespace annulus::cuda::mma

@@ -2,7 +2,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/peak_random.cuh"
-#include "kernels/cuda/products_mma.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
 
 namespace annulus::cuda::mma {
 namespace {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kWarpsAtOnce * 32) multiply(int rounds, float*
   float d[kChains][4] = {};
   for (int round = 0; round < rounds; ++round)
 #pragma unroll
-    for (int i = 0; i < kChains; ++i) multiply_add<T>(d[i], a, b[0], b[1]);
+    for (int i = 0; i < kChains; ++i) ptx::mma_m16n8k16<T>(d[i], a, b[0], b[1]);
   float sum = 0;
   for (int i = 0; i < kChains; ++i) sum += d[i][0];
   if (sum == 0.123f) *sink = sum;  // never: but the compiler does not know

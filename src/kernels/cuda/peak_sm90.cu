@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kGroups * 128, 1) multiply(int rounds, float* 
 #pragma unroll
   for (int i = 0; i < kDepth / 4; ++i) a[i] = hashed_pair<T>(threadIdx.x * 4096 + i);
   float d[kColumns / 2] = {};
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  ptx::fence_async();
   __syncthreads();
   const std::uint64_t operand = ptx::descriptor(ptx::shared_address(b), kDepth * 128, 1024);
   for (int round = 0; round < rounds; ++round) {

@@ -265,7 +265,7 @@ __device__ __forceinline__ void store(const Params& p, const Shared<C>& sh, int 
       for (int row = lane / kChunks; row < rows; row += kRowsAtOnce, to += hop)
         __stcs(reinterpret_cast<uint4*>(to), ptx::load_shared_16(slab + row * 128 + ((chunk % 8) ^ (row & 7)) * 16));
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes here next
+    ptx::fence_async();  // the copy engine writes here next
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(sh.query_empty(query.slot));
     query.advance<C.query_slots>();

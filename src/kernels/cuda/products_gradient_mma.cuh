@@ -1,5 +1,5 @@
 // Matrix products of one warp by mma.sync, as backward needs them: 16 rows of a tile against a block of rows in shared
-// memory, and how rows come there.
+// memory.
 //
 // Accumulators are m16n8 fragments: a lane has columns 2 (lane % 4) and the next one of rows lane / 4 and lane / 4 + 8.
 // 16-bit types multiply as they are. fp32 is split into two TF32 numbers, and three of the four products are summed:
@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
 
 namespace annulus::cuda::mma::gradients {
 
@@ -20,85 +21,10 @@ namespace annulus::cuda::mma::gradients {
 template <class T, int kDim>
 inline constexpr int kRowElements = kDim + 16 / static_cast<int>(sizeof(T));
 
-// ---- Rows to shared memory
-
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = kWarps * 32;
-
-// Calls f(row, i) for every i in [0, width) of every row in [0, rows), dealt to the threads of a block in order.
-template <class F>
-__device__ __forceinline__ void for_each_dealt(int rows, int width, F f) {
-  const int rows_on = kThreads / width, on = kThreads % width;  // from one of a thread's turns to the next
-  int row = static_cast<int>(threadIdx.x) / width, i = static_cast<int>(threadIdx.x) % width;
-  while (row < rows) {
-    f(row, i);
-    row += rows_on;
-    i += on;
-    if (i >= width) {
-      i -= width;
-      ++row;
-    }
-  }
-}
-
-// `count` rows from `from` on to shared memory; of the `most` rows there the others become zero.
-template <class T, int kRow>
-__device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t stride, int count, int most, int head_dim,
-                                          bool aligned) {
-  constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
-  if (aligned) {
-    for_each_dealt(most, head_dim / kUnit, [&](int row, int chunk) {
-      const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + row * kRow + chunk * kUnit));
-      const T* source = row < count ? from + row * stride + chunk * kUnit : from;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                   "r"(row < count ? 16 : 0)
-                   : "memory");
-    });
-  } else {
-    for_each_dealt(most, head_dim, [&](int row, int element) {
-      to[row * kRow + element] = row < count ? from[row * stride + element] : static_cast<T>(0.0f);
-    });
-  }
-}
-__device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_loads() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// ---- Products
-
 template <class T, int kDim, int kKeys>
 struct Products {
   static constexpr int kRow = kRowElements<T, kDim>;
   static constexpr int kTiles = 1;  // of 16 rows
-
-  __device__ static void load_4(std::uint32_t (&r)[4], const T* at) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-  __device__ static void load_4_transposed(std::uint32_t (&r)[4], const T* at) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-  __device__ static void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    if constexpr (std::is_same_v<T, __half>)
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 
   // S += Q K^T. `queries` are the warp's own rows.
   __device__ static void scores(float (&s)[kTiles][kKeys / 8][4], const T* queries, const T* keys, int lane) {
@@ -106,15 +32,16 @@ struct Products {
     for (int k = 0; k < kDim; k += 16) {
       std::uint32_t a[kTiles][4];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) load_4(a[t], queries + (16 * t + lane % 16) * kRow + k + lane / 16 * 8);
+      for (int t = 0; t < kTiles; ++t)
+        ptx::load_matrix_x4(a[t], queries + (16 * t + lane % 16) * kRow + k + lane / 16 * 8);
 #pragma unroll
       for (int n = 0; n < kKeys; n += 16) {
         std::uint32_t b[4];
-        load_4(b, keys + (n + lane / 16 * 8 + lane % 8) * kRow + k + lane / 8 % 2 * 8);
+        ptx::load_matrix_x4(b, keys + (n + lane / 16 * 8 + lane % 8) * kRow + k + lane / 8 % 2 * 8);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(s[t][n / 8], a[t], b[0], b[1]);
-          multiply_add(s[t][n / 8 + 1], a[t], b[2], b[3]);
+          ptx::mma_m16n8k16<T>(s[t][n / 8], a[t], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(s[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -137,11 +64,11 @@ struct Products {
 #pragma unroll
       for (int n = 0; n < kDim; n += 16) {
         std::uint32_t b[4];
-        load_4_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * kRow + n + lane / 16 * 8);
+        ptx::load_matrix_x4_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * kRow + n + lane / 16 * 8);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(o[t][n / 8], a[t], b[0], b[1]);
-          multiply_add(o[t][n / 8 + 1], a[t], b[2], b[3]);
+          ptx::mma_m16n8k16<T>(o[t][n / 8], a[t], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(o[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -168,19 +95,12 @@ struct Products<float, kDim, kKeys> {
     }
   };
 
-  __device__ static void multiply_add(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                      std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
   // One of the three products, small ones first: low * high, high * low, high * high.
   template <int kTerm>
   __device__ static void multiply_add(float (&d)[4], const Split (&a)[4], const Split (&b)[2]) {
     constexpr bool kLowA = kTerm == 0, kLowB = kTerm == 1;
-    multiply_add(d, kLowA ? a[0].low : a[0].high, kLowA ? a[1].low : a[1].high, kLowA ? a[2].low : a[2].high,
-                 kLowA ? a[3].low : a[3].high, kLowB ? b[0].low : b[0].high, kLowB ? b[1].low : b[1].high);
+    ptx::mma_m16n8k8(d, kLowA ? a[0].low : a[0].high, kLowA ? a[1].low : a[1].high, kLowA ? a[2].low : a[2].high,
+                     kLowA ? a[3].low : a[3].high, kLowB ? b[0].low : b[0].high, kLowB ? b[1].low : b[1].high);
   }
   // All of them for kColumns columns of accumulators: neighbours in the order of issue do not depend on each other.
   template <int kColumns>

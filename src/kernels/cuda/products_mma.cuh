@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/split.cuh"
 
 namespace annulus::cuda::mma {
@@ -17,37 +18,6 @@ namespace annulus::cuda::mma {
 // Rows in shared memory are kDim elements and a gap of 16 bytes, so that fragments come without bank conflicts.
 template <int kDim>
 inline constexpr int kRowElements = kDim + 8;
-
-template <class T>
-__device__ __forceinline__ void load_4(std::uint32_t (&r)[4], const T* at) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-template <class T>
-__device__ __forceinline__ void load_4_transposed(std::uint32_t (&r)[4], const T* at) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-template <class T>
-__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                             std::uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Where the fragments of one ldmatrix lie, from the first row and column on: 16 rows by 16 elements of queries; of
 // keys, 16 columns of scores; of values, 16 keys by 16 columns.
@@ -74,15 +44,15 @@ struct Products {
     for (int k = 0; k < kDim; k += 16) {
       std::uint32_t a[kTiles][4];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) load_4(a[t], queries + 16 * t * kRow + k + query_place<kRow>(lane));
+      for (int t = 0; t < kTiles; ++t) ptx::load_matrix_x4(a[t], queries + 16 * t * kRow + k + query_place<kRow>(lane));
 #pragma unroll
       for (int n = 0; n < kKeys; n += 16) {
         std::uint32_t b[4];
-        load_4(b, keys + n * kRow + k + key_place<kRow>(lane));
+        ptx::load_matrix_x4(b, keys + n * kRow + k + key_place<kRow>(lane));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add<T>(s[t][n / 8], a[t], b[0], b[1]);
-          multiply_add<T>(s[t][n / 8 + 1], a[t], b[2], b[3]);
+          ptx::mma_m16n8k16<T>(s[t][n / 8], a[t], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(s[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -105,11 +75,11 @@ struct Products {
 #pragma unroll
       for (int n = 0; n < kDim; n += 16) {
         std::uint32_t b[4];
-        load_4_transposed(b, values + k * kRow + n + value_place<kRow>(lane));
+        ptx::load_matrix_x4_transposed(b, values + k * kRow + n + value_place<kRow>(lane));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add<T>(o[t][n / 8], a[t], b[0], b[1]);
-          multiply_add<T>(o[t][n / 8 + 1], a[t], b[2], b[3]);
+          ptx::mma_m16n8k16<T>(o[t][n / 8], a[t], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(o[t][n / 8 + 1], a[t], b[2], b[3]);
         }
       }
     }
@@ -135,13 +105,13 @@ struct SplitProducts {
     const auto add = [&](int half) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
-        mma::multiply_add<__half>(d[t][column + half], a[t].low, b.high[2 * half], b.high[2 * half + 1]);
+        ptx::mma_m16n8k16<__half>(d[t][column + half], a[t].low, b.high[2 * half], b.high[2 * half + 1]);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
-        mma::multiply_add<__half>(d[t][column + half], a[t].high, b.low[2 * half], b.low[2 * half + 1]);
+        ptx::mma_m16n8k16<__half>(d[t][column + half], a[t].high, b.low[2 * half], b.low[2 * half + 1]);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
-        mma::multiply_add<__half>(d[t][column + half], a[t].high, b.high[2 * half], b.high[2 * half + 1]);
+        ptx::mma_m16n8k16<__half>(d[t][column + half], a[t].high, b.high[2 * half], b.high[2 * half + 1]);
     };
     add(0);
     add(1);
@@ -159,15 +129,15 @@ struct SplitProducts {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const __half* at = queries + 16 * t * kRow + k + query_place<kRow>(lane);
-          load_4(a[t].high, at);
-          load_4(a[t].low, at + query_plane);
+          ptx::load_matrix_x4(a[t].high, at);
+          ptx::load_matrix_x4(a[t].low, at + query_plane);
         }
 #pragma unroll
         for (int n = 0; n < kKeys; n += 16) {
           const __half* at = keys + n * kRow + k + key_place<kRow>(lane);
           Fragment b;
-          load_4(b.high, at);
-          load_4(b.low, at + kKeys * kRow);
+          ptx::load_matrix_x4(b.high, at);
+          ptx::load_matrix_x4(b.low, at + kKeys * kRow);
           multiply_add(part, n / 8, a, b);
         }
       }
@@ -207,8 +177,8 @@ struct SplitProducts {
           for (int c = 0; c < kColumns; c += 2) {
             const __half* at = values + (first + 16 * k) * kRow + 8 * (n + c) + value_place<kRow>(lane);
             Fragment b;
-            load_4_transposed(b.high, at);
-            load_4_transposed(b.low, at + kKeys * kRow);
+            ptx::load_matrix_x4_transposed(b.high, at);
+            ptx::load_matrix_x4_transposed(b.low, at + kKeys * kRow);
             multiply_add(part, c, a[k], b);
           }
 #pragma unroll

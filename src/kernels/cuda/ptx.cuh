@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace annulus::cuda::ptx {
 
@@ -57,6 +58,7 @@ __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" 
 __device__ __forceinline__ void add_relaxed(unsigned* counter, unsigned count) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
 }
+
 __device__ __forceinline__ void wait_global(const unsigned* counter, unsigned count) {
   while (load_acquire(counter) < count) {
   }

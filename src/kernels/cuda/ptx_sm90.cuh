@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace annulus::cuda::ptx {
 
@@ -70,6 +71,9 @@ __device__ __forceinline__ bool mbarrier_try_wait_asleep(std::uint32_t barrier, 
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+
+// Between what this thread wrote to shared memory and what the copy engine and the tensor cores do there next.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- Named barriers, 1 to 15
 
@@ -145,6 +149,30 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
                : "r"(address)
                : "memory");
   return x;
+}
+
+__device__ __forceinline__ void store_shared_16(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t c, std::uint32_t d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// ---- Arithmetic
+
+// Two products in the type itself.
+template <class T>
+__device__ __forceinline__ std::uint32_t multiply_packed(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t r;
+  if constexpr (std::is_same_v<T, __half>)
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  else
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+// In memory, of all who add to it in any order.
+__device__ __forceinline__ void add_4(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 }  // namespace annulus::cuda::ptx

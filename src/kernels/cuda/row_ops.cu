@@ -4,15 +4,16 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/row_ops.h"
+#include "kernels/cuda/start.h"
 
 namespace annulus::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr unsigned kAll = 0xffffffffu;
+constexpr const char* kStart = "start a kernel over rows";
 
 // A tensor as kernels see it.
 template <class T>
@@ -50,16 +51,15 @@ __global__ void __launch_bounds__(kThreads) for_each_row(const Shape shape, cons
 }
 
 template <class F>
-void start(const Shape& shape, cudaStream_t stream, const F& f) {
+void start_over(const Shape& shape, cudaStream_t stream, const F& f) {
   if (shape.count() == 0 || shape.width == 0) return;
   const std::int64_t blocks = (shape.count() + kThreads / 32 - 1) / (kThreads / 32);
-  for_each_row<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 16)), kThreads, 0, stream>>>(shape, f);
-  check(cudaGetLastError(), "start a kernel over rows");
+  cuda::start(for_each_row<F>, std::min<std::int64_t>(blocks, 1 << 16), kThreads, stream, kStart, shape, f);
 }
 
 // Of a kernel with a thread for each of so many elements, or more elements a thread.
-unsigned element_blocks(std::int64_t count) {
-  return static_cast<unsigned>(std::min<std::int64_t>((count + kThreads - 1) / kThreads, 1 << 14));
+std::int64_t element_blocks(std::int64_t count) {
+  return std::min<std::int64_t>((count + kThreads - 1) / kThreads, 1 << 14);
 }
 
 // Calls f.operator()<T>().
@@ -215,44 +215,44 @@ __global__ void scale(float2* sums, std::int64_t count, float factor) {
 void copy(const ConstTensorView& from, const TensorView& to, cudaStream_t stream) {
   const Shape shape(to);
   with_type(to.dtype, [&]<class T>() {
-    start(shape, stream, Copy<T>{tensor<const T>(from), tensor<T>(to), shape.width});
+    start_over(shape, stream, Copy<T>{tensor<const T>(from), tensor<T>(to), shape.width});
   });
 }
 
 void add(const ConstTensorView& source, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start(shape, stream, Add{tensor<const float>(source), tensor<float>(target), shape.width});
+  start_over(shape, stream, Add{tensor<const float>(source), tensor<float>(target), shape.width});
 }
 
 void clear(const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start(shape, stream, Clear{tensor<float>(target), shape.width});
+  start_over(shape, stream, Clear{tensor<float>(target), shape.width});
 }
 
 void round(const ConstTensorView& source, float factor, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
   with_type(target.dtype, [&]<class T>() {
-    start(shape, stream, Round<T>{tensor<const float>(source), tensor<T>(target), shape.width, factor});
+    start_over(shape, stream, Round<T>{tensor<const float>(source), tensor<T>(target), shape.width, factor});
   });
 }
 
 void scale_maxima(float2* sums, std::int64_t count, float factor, cudaStream_t stream) {
   if (count == 0) return;
-  scale<<<element_blocks(count), kThreads, 0, stream>>>(sums, count, factor);
-  check(cudaGetLastError(), "start a kernel over rows");
+  start(scale, element_blocks(count), kThreads, stream, kStart, sums, count, factor);
 }
 
 void merge(const ConstTensorView& out, const ConstTensorView& lse, const States& states, std::int64_t head,
            const Rows& rows, cudaStream_t stream) {
   const Shape shape(out);
-  start(shape, stream,
-        Merge{tensor<const float>(out), tensor<const float>(lse), states, head, rows.first, rows.stride, shape.width});
+  start_over(
+      shape, stream,
+      Merge{tensor<const float>(out), tensor<const float>(lse), states, head, rows.first, rows.stride, shape.width});
 }
 
 void finish(const States& states, float scale, const TensorView& out, float* lse, cudaStream_t stream) {
   const Shape shape(out);
   with_type(out.dtype, [&]<class T>() {
-    start(shape, stream, Finish<T>{states, tensor<T>(out), lse, scale, shape.width});
+    start_over(shape, stream, Finish<T>{states, tensor<T>(out), lse, scale, shape.width});
   });
 }
 
@@ -260,24 +260,24 @@ void dot(const ConstTensorView& dout, const ConstTensorView& out, float factor, 
   const Shape shape(dout);
   with_type(dout.dtype, [&]<class T>() {
     if (out.dtype == DType::fp32)
-      return start(shape, stream,
-                   Dot<T, float>{tensor<const T>(dout), tensor<const float>(out), delta, factor, shape.rows,
-                                 shape.heads, shape.width});
-    start(shape, stream,
-          Dot<T, T>{tensor<const T>(dout), tensor<const T>(out), delta, factor, shape.rows, shape.heads, shape.width});
+      return start_over(shape, stream,
+                        Dot<T, float>{tensor<const T>(dout), tensor<const float>(out), delta, factor, shape.rows,
+                                      shape.heads, shape.width});
+    start_over(
+        shape, stream,
+        Dot<T, T>{tensor<const T>(dout), tensor<const T>(out), delta, factor, shape.rows, shape.heads, shape.width});
   });
 }
 
 void reorder(const float* from, std::int64_t heads, std::int64_t tokens, const SumLayout& layout, float* to,
              cudaStream_t stream) {
   if (heads * tokens == 0) return;
-  reordered<<<element_blocks(heads * tokens), kThreads, 0, stream>>>(from, heads, tokens, layout, to);
-  check(cudaGetLastError(), "start a kernel over rows");
+  start(reordered, element_blocks(heads * tokens), kThreads, stream, kStart, from, heads, tokens, layout, to);
 }
 
 void add_sums(const float* sums, const SumLayout& layout, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start(shape, stream, AddSums{sums, layout, tensor<float>(target), shape.heads, shape.width});
+  start_over(shape, stream, AddSums{sums, layout, tensor<float>(target), shape.heads, shape.width});
 }
 
 }  // namespace annulus::cuda::ops

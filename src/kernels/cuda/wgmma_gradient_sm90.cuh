@@ -79,35 +79,4 @@ __device__ __forceinline__ void multiply_numbers(float (&d)[64], const std::uint
 #undef ANNULUS_32
 #undef ANNULUS_8
 
-// Two products in the type itself.
-template <class T>
-__device__ __forceinline__ std::uint32_t multiply_packed(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t r;
-  if constexpr (std::is_same_v<T, __half>)
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  else
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-
-// Four lanes side by side have four words each; lane i gets word i of all of them.
-__device__ __forceinline__ uint4 transpose_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d,
-                                                int quad) {
-  const bool odd = (quad & 1) != 0, upper = (quad & 2) != 0;
-  const std::uint32_t ab = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1),
-                      cd = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);
-  const std::uint32_t a1 = odd ? ab : a, b1 = odd ? b : ab, c1 = odd ? cd : c, d1 = odd ? d : cd;
-  const std::uint32_t ac = __shfl_xor_sync(0xffffffffu, upper ? a1 : c1, 2),
-                      bd = __shfl_xor_sync(0xffffffffu, upper ? b1 : d1, 2);
-  return upper ? uint4{ac, bd, c1, d1} : uint4{a1, b1, ac, bd};
-}
-
-__device__ __forceinline__ void clear_shared_16(std::uint32_t address) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
-}
-__device__ __forceinline__ void add_4(float* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
-}
-
 }  // namespace annulus::cuda::ptx
