@@ -265,6 +265,11 @@ class GradientWalk {
             if (column(n) + c < launch_.head_dim)
               sums_[i][0][n][2 * r + c] = __ldcg(from + i * launch_.head_dim + column(n) + c);
     }
+    if (!tile_.continues || meets() || kSums == 0 || !tile_.is_last) return;
+    __syncwarp();  // all four lanes of a row have looked
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (inside(r) && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // the slot is free again
   }
 
   __device__ void meet(const Place& at, int slot) {
@@ -359,7 +364,6 @@ class GradientWalk {
 
   // Whether all of it was finite.
   __device__ bool store(int own_head, int r) {
-    if (tile_.continues && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // free again
     float odd = 0.0f;  // NaN as soon as anything is not finite
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
