@@ -245,11 +245,9 @@ class Rounder {
   Rounding<T, kDim> rounding_;
 };
 
-// Called where a block has no tile left. A block that has not started may need this one's multiprocessor, and has a
-// tile that the rest would wait for: then they leave it to others. The last to start finds that all have.
+// All that there is, by who has nothing else to do.
 template <class T, int kDim>
-__device__ __forceinline__ void round_ended(const GradientLaunch& g, int lane) {
-  if (!__all_sync(kAllLanes, ptx::load_acquire(&g.common.control->started) >= gridDim.x)) return;
+__device__ __forceinline__ void round_all(const GradientLaunch& g, int lane) {
   Rounder<T, kDim, 2 * kLoads, 2 * kLoads>(g, lane).round_all();
 }
 

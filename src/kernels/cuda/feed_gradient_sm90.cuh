@@ -111,6 +111,14 @@ class PatientWarp {
   delta::Rounder<T, C.head_dim, 4, C.rounded_at_once> rounder_;
 };
 
+// Whether a block knows its first tile without the counter. Tiles that wait for others go by the counter from the first
+// one on: those before them must belong to blocks that run. Where none waits, a block is fed its first one while the
+// kernel before, which clears the counter, still runs.
+template <Sm90GradientConfig C>
+__device__ __forceinline__ bool begins_by_number(const GradientLaunch& g) {
+  return C.sums != DqSums::in_order && g.common.sets == nullptr && g.regions.rounded == nullptr;
+}
+
 // The query of a part that a tile meets first, the first one of a block; and how far it is from block to block.
 template <Sm90GradientConfig C>
 __device__ __forceinline__ int first_met(const GradientItem& item, const TileBranch& part) {
@@ -137,7 +145,7 @@ class ItemFinder {
       bool more = false;
       if (lane_ == 0) {
         more = find(sh_.items[item.slot]);
-        if (!more) say_started();  // before consumers learn that there is nothing left: see delta::round_ended
+        if (!more) say_started();  // before consumers learn that there is nothing left: see round_ended
         ptx::mbarrier_arrive(sh_.item_full(item.slot));
         if (more) say_started();
       }
@@ -192,17 +200,14 @@ class ItemFinder {
     }
   }
 
-  // Tiles that wait for others go by the counter from the first one on: those before them must belong to blocks that
-  // run. Where none waits, a block knows its first tile without the counter, and is fed while the kernel before, which
-  // clears the counter, still runs.
   __device__ __forceinline__ void take_tile(const Launch& launch) {
-    const bool by_block = C.sums != DqSums::in_order && launch.sets == nullptr && !warp_.shares_slots;
-    if (by_block && index_ < 0) {
+    const bool by_number = begins_by_number<C>(g_);
+    if (by_number && index_ < 0) {
       index_ = blockIdx.x;
       return;
     }
     ptx::wait_for_previous();
-    index_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + (by_block ? gridDim.x : 0);
+    index_ = static_cast<std::int64_t>(atomicAdd(&launch.control->next_tile, 1ull)) + (by_number ? gridDim.x : 0);
   }
 
   // The first head from `head` on that has a query for these keys.
@@ -220,7 +225,7 @@ class ItemFinder {
   }
 
   __device__ __forceinline__ void say_started() {
-    if (has_said_ || g_.regions.ended == nullptr) return;
+    if (has_said_ || g_.regions.ended == nullptr || !begins_by_number<C>(g_)) return;
     has_said_ = true;
     ptx::wait_for_previous();  // which clears the counters
     ptx::arrive_global(&g_.common.control->started, 1);

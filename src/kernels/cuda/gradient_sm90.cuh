@@ -450,6 +450,16 @@ __device__ __forceinline__ void consume(const GradientLaunch& g, const GradientS
   }
 }
 
+// Called where a block has no tile left. One that has not started may need this one's multiprocessor; if it has a tile
+// already, all regions might wait for that: then the rest is left to others. The last to start finds that all have.
+template <Sm90GradientConfig C, class T>
+__device__ __forceinline__ void round_ended(const GradientLaunch& g, int lane) {
+  if (begins_by_number<C>(g) &&
+      !__all_sync(delta::kAllLanes, ptx::load_acquire(&g.common.control->started) >= gridDim.x))
+    return;
+  delta::round_all<T, C.head_dim>(g, lane);
+}
+
 // By number: nvcc 13.0 writes stubs that do not compile for kernels with an argument of class type in a namespace.
 template <int kConfig, class T, DqSums kSums, int kBranches>
 __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_constant__ GradientParams<kBranches> p) {
@@ -509,7 +519,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     ptx::registers_up<C.consumer_registers>();
     consume<C, T>(p.launch, sh, group - 1, static_cast<int>(threadIdx.x) % 128);
     if constexpr (kSums != DqSums::none)
-      if (p.launch.regions.ended != nullptr) delta::round_ended<T, C.head_dim>(p.launch, lane);
+      if (p.launch.regions.ended != nullptr) round_ended<C, T>(p.launch, lane);
   }
 }
 
