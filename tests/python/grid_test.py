@@ -49,3 +49,20 @@ def test_one_wrong_element_is_found(name, monkeypatch):
 
     monkeypatch.setattr(grid, "run", run)
     assert all(faults({**SOME, "phase": "every"}))
+
+
+@pytest.mark.parametrize(
+    ("draws", "passes"),
+    [
+        ([("", 0.9)], True),
+        ([("dk is off", 1.1), ("", 0.5), ("", 0.6)], True),
+        ([("dk is off", 1.1), ("", 0.5), ("dk is off", 1.01)], False),
+        ([("dk is off", 1.3)], False),
+        ([("out differs from run to run", float("inf"))], False),
+    ],
+)
+def test_what_is_just_above_its_bound_is_drawn_again(draws, passes, monkeypatch):
+    left = list(draws)
+    monkeypatch.setattr(grid, "check", lambda *_: left.pop(0))
+    assert (grid.check_thoroughly(next(grid.problems()), "cpu")[0] == "") == passes
+    assert not left

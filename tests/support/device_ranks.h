@@ -1,5 +1,5 @@
 // The product on p ranks that share a GPU: shards go in, the whole result comes out. The counterpart of rank_call.h. It
-// asks the backend for everything, so that it serves GPUs and pretend ones (pretend_cuda/backend.cc).
+// asks the backend for everything, so that it serves GPUs and pretend ones.
 #pragma once
 
 #include <gtest/gtest.h>

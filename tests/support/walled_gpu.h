@@ -25,6 +25,7 @@ class WalledBytes final : public OwnedBytes {
     close(file);
     const std::lock_guard lock(all().mutex);
     all().by_address[walled_] = this;
+    if (all().open > 0) protect(PROT_READ | PROT_WRITE);
   }
   ~WalledBytes() override {
     if (bytes_ == 0) return;
@@ -37,6 +38,18 @@ class WalledBytes final : public OwnedBytes {
   WalledBytes& operator=(const WalledBytes&) = delete;
 
   std::span<std::byte> bytes() override { return {walled_, bytes_}; }
+
+  // Kernels touch memory at its own address: while any runs, there is no wall.
+  static void open_walls() {
+    const std::lock_guard lock(all().mutex);
+    if (all().open++ == 0)
+      for (const auto& [address, bytes] : all().by_address) bytes->protect(PROT_READ | PROT_WRITE);
+  }
+  static void close_walls() {
+    const std::lock_guard lock(all().mutex);
+    if (--all().open == 0)
+      for (const auto& [address, bytes] : all().by_address) bytes->protect(PROT_NONE);
+  }
 
   // Where the byte at an address can be touched; null: it is not a walled one.
   static std::byte* reach(const void* address) {
@@ -53,10 +66,14 @@ class WalledBytes final : public OwnedBytes {
   struct All {
     std::mutex mutex;
     std::map<const std::byte*, WalledBytes*, std::less<>> by_address;
+    int open = 0;
   };
   static All& all() {
     static auto& all = *new All;  // memory that is kept for MPI outlives everything
     return all;
+  }
+  void protect(int rights) const {
+    if (mprotect(walled_, bytes_, rights) != 0) throw std::runtime_error("a wall that does not move");
   }
   std::byte* map(int file, int rights) const {
     void* const at = mmap(nullptr, bytes_, rights, MAP_SHARED, file, 0);
@@ -66,6 +83,13 @@ class WalledBytes final : public OwnedBytes {
 
   std::size_t bytes_;
   std::byte *walled_ = nullptr, *reached_ = nullptr;
+};
+
+struct OpenWalls {
+  OpenWalls() { WalledBytes::open_walls(); }
+  ~OpenWalls() { WalledBytes::close_walls(); }
+  OpenWalls(const OpenWalls&) = delete;
+  OpenWalls& operator=(const OpenWalls&) = delete;
 };
 
 class WalledCopies final : public DeviceCopies {

@@ -1,0 +1,15 @@
+// As GoogleTest's own, but for how much is tested where nobody says: lanes that are fibers are slow.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+int main(int argc, char** argv) {
+#if defined(__SANITIZE_ADDRESS__)
+  setenv("ANNULUS_TEST_SCALE", "0.01", 0);
+#else
+  setenv("ANNULUS_TEST_SCALE", "0.05", 0);
+#endif
+  setenv("RC_PARAMS", "max_success=3", 0);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
