@@ -113,6 +113,9 @@ class Bench:
         self.torch, self.library, self.arguments = torch, library, arguments
         self.results = []
 
+    def wants(self, name):
+        return self.arguments.only is None or self.arguments.only in name
+
     def launch_times(self, call, count):
         """Sorted times of launches back to back, after one that is not counted."""
         torch = self.torch
@@ -129,6 +132,8 @@ class Bench:
         """Rounds of all contenders in turn, each busy for the same time: a card that draws full power slows down.
 
         The first one is ours. `flop` of all of them, or of each. Rounds until the card has settled do not count."""
+        if not self.wants(name):
+            return None
         flops = dict(zip(contenders, flop if isinstance(flop, tuple) else [flop] * len(contenders)))
         once = {key: self.launch_times(call, 1)[0] for key, call in contenders.items()}
         busy_ms = max(self.arguments.busy_ms, LEAST_LAUNCHES * max(once.values()))
@@ -305,6 +310,8 @@ def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), t
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--busy-ms", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", metavar="TEXT", help="rows whose name has this in it")
+    parser.add_argument("--times", type=int, default=1, help="measure each part so often")
     parser.add_argument("parts", nargs="*", default=[])
     arguments = parser.parse_args()
     torch = find_torch()
@@ -316,7 +323,7 @@ def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), t
               f"{properties.multi_processor_count} multiprocessors")
     bench = kind(torch, library, arguments)
     print(device, "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
-    for part in arguments.parts or parts:
+    for part in [part for part in arguments.parts or parts for _ in range(arguments.times)]:
         getattr(bench, part)()
         torch.cuda.empty_cache()
         if arguments.json:  # as far as it has come
