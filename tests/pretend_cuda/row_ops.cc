@@ -1,8 +1,7 @@
-// What pretend GPUs do with rows and bytes beside attention (row_ops.h, copy_blocks.h), and their peak.
+// What pretend GPUs do with rows and bytes beside attention (row_ops.h, copy_blocks.h).
 #include "kernels/cuda/row_ops.h"
 
 #include "kernels/cuda/copy_blocks.h"
-#include "kernels/cuda/peak.h"
 #include "pretend_cuda/rows.h"
 
 namespace annulus::cuda {
@@ -148,17 +147,5 @@ void add_sums(const float* sums, const SumLayout& layout, const TensorView& targ
 void load_copy_kernels() {}
 void launch_copy(const FewBlocks& list, std::uint32_t, cudaStream_t stream) { copy_list(list, stream); }
 void launch_copy(const ManyBlocks& list, std::uint32_t, cudaStream_t stream) { copy_list(list, stream); }
-
-namespace sm90 {
-double queue_products(DType, int, int rounds, cudaStream_t stream) {  // beyond what the kernels here can do
-  queue_on(stream, [] { std::this_thread::sleep_for(std::chrono::microseconds(100)); });
-  return 1e8 * rounds;
-}
-}  // namespace sm90
-namespace mma {
-double queue_products(DType dtype, int multiprocessors, int rounds, cudaStream_t stream) {
-  return sm90::queue_products(dtype, multiprocessors, rounds, stream);
-}
-}  // namespace mma
 
 }  // namespace annulus::cuda

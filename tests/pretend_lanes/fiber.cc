@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "pretend_lanes/order.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -18,6 +20,9 @@ constexpr std::size_t kStackBytes = 512 << 10;
 constexpr std::size_t kStackBytes = 128 << 10;
 #endif
 constexpr std::size_t kGuardBytes = 4096;
+#if defined(ANNULUS_LANES_TSAN)
+constexpr unsigned kNoOrder = 1;  // that one lane runs behind another says nothing
+#endif
 }  // namespace
 
 void run_fiber(Fiber* fiber) {
@@ -79,6 +84,10 @@ void Fiber::start(void (*run)(void*), void* of) {
   }
   run_ = run;
   of_ = of;
+#if defined(ANNULUS_LANES_TSAN)
+  if (known_ != nullptr) __tsan_destroy_fiber(known_);
+  known_ = __tsan_create_fiber(0);
+#endif
 #if defined(__x86_64__)
   auto* top = reinterpret_cast<std::uintptr_t*>(static_cast<std::byte*>(stack_) + kStackBytes) - 2;
   *--top = reinterpret_cast<std::uintptr_t>(&annulus_begin_fiber);  // where the first switch returns to
@@ -102,6 +111,10 @@ void Fiber::start(void (*run)(void*), void* of) {
 }
 
 void Fiber::enter() {
+#if defined(ANNULUS_LANES_TSAN)
+  outer_known_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(known_, kNoOrder);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   void* shadow = nullptr;
   __sanitizer_start_switch_fiber(&shadow, static_cast<std::byte*>(stack_) + kGuardBytes, kStackBytes - kGuardBytes);
@@ -117,6 +130,9 @@ void Fiber::enter() {
 }
 
 void Fiber::leave() {
+#if defined(ANNULUS_LANES_TSAN)
+  __tsan_switch_to_fiber(outer_known_, kNoOrder);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&shadow_, outer_stack_, outer_bytes_);
 #endif

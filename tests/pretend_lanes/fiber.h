@@ -35,6 +35,9 @@ class Fiber {
   std::size_t outer_bytes_ = 0;
   void arrived();
 #endif
+#if defined(ANNULUS_LANES_TSAN)
+  void *known_ = nullptr, *outer_known_ = nullptr;  // to ThreadSanitizer
+#endif
   void (*run_)(void*) = nullptr;
   void* of_ = nullptr;
   friend void run_fiber(Fiber* fiber);

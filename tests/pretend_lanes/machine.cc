@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "pretend_lanes/fiber.h"
+#include "pretend_lanes/order.h"
 #include "pretend_lanes/products.h"
 #include "support/walled_gpu.h"
 
@@ -88,7 +89,7 @@ struct Warp {
 };
 
 struct NamedBarrier {
-  int arrived = 0;
+  int arrived = 0, expected = 0;
   std::vector<Lane*> waiting;
 };
 
@@ -100,6 +101,7 @@ struct Mbarrier {
   std::int32_t bytes;  // still to come
 };
 static_assert(sizeof(Mbarrier) == 8);
+constexpr unsigned kNoCount = 0x7fff;  // of memory that is poisoned
 
 struct LateCopy {
   std::function<void()> copy;
@@ -144,6 +146,7 @@ class Block {
       make_ready(&lane);
     }
     while (live_ > 0) step();
+    hear(&live_);
     if (!copies_.empty()) fail("a block ends while the copy engine still brings something");
     for (const Warp& warp : warps_)
       for (const auto& group : warp.products)
@@ -168,11 +171,16 @@ class Block {
     Warp& warp = *self->warp;
     if (warp.arrived == 0) warp.meeting = what;
     if (warp.meeting != what) fail("lanes of a warp are at different instructions that all of them take part in");
+    void* const meeting = &warp.slots[warp.turn % 2];
+    tell(meeting);
     if (++warp.arrived < kWarpLanes) {
       warp.waiting.push_back(self);
-      return wait("its warp", static_cast<std::uint32_t>(what));
+      wait("its warp", static_cast<std::uint32_t>(what));
+      return hear(meeting);
     }
+    hear(meeting);
     last(warp);
+    tell(meeting);
     warp.arrived = 0;
     ++warp.turn;
     wake(warp.waiting);
@@ -180,12 +188,15 @@ class Block {
   void sync(int id, int threads) {
     NamedBarrier& barrier = barriers_[id];
     barrier.waiting.push_back(self);
-    if (arrive(id, threads)) return;  // woken with the others
-    wait("a named barrier", static_cast<std::uint32_t>(id));
+    if (!arrive(id, threads)) wait("a named barrier", static_cast<std::uint32_t>(id));
+    hear(&barrier);
   }
   // Whether it was the last.
   bool arrive(int id, int threads) {
     NamedBarrier& barrier = barriers_[id];
+    tell(&barrier);
+    if (barrier.arrived == 0) barrier.expected = threads;
+    if (barrier.expected != threads) fail("a named barrier for different numbers of threads");
     if (++barrier.arrived < threads) return false;
     barrier.arrived = 0;
     std::erase(barrier.waiting, self);
@@ -201,6 +212,7 @@ class Block {
   }
   void arrive_at(std::uint32_t address, std::uint32_t arrivals, std::int32_t bytes) {
     Mbarrier& barrier = at(address);
+    tell(&barrier);
     if (barrier.pending < arrivals) fail("more arrivals at an mbarrier than it counts");
     barrier.pending = static_cast<std::uint16_t>(barrier.pending - arrivals);
     barrier.bytes += bytes;
@@ -218,6 +230,7 @@ class Block {
   // ---- Copies and products
 
   void copy_later(LateCopy copy) {
+    tell(&copies_);
     copies_.push_back(std::move(copy));
     if (pace_ == Pace::at_once) copy_one(copies_.size() - 1);
   }
@@ -250,6 +263,7 @@ class Block {
 
   void live() {
     grid_.grid.kernel();
+    tell(&live_);
     self->has_ended = true;
     --live_;
     note_progress();
@@ -306,6 +320,7 @@ class Block {
   void copy_one(std::size_t which) {
     const LateCopy copy = std::move(copies_[which]);
     copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(which));
+    hear(&copies_);
     copy.copy();
     arrive_at(copy.barrier, 0, -static_cast<std::int32_t>(copy.bytes));
   }
@@ -416,6 +431,9 @@ void note_progress() { block->note_progress(); }
 
 // ---- Shared memory
 
+void require_aligned(const void* place, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(place) % bytes != 0) fail("an address that is not aligned for its instruction");
+}
 std::uint32_t shared_address(const void* place) {
   return static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(place) - cuda::sm90::raw) + kFirstAddress;
 }
@@ -431,7 +449,13 @@ void mbarrier_init(std::uint32_t barrier, std::uint32_t count) {
 void mbarrier_arrive(std::uint32_t barrier, std::uint32_t expected_bytes) {
   block->arrive_at(barrier, 1, static_cast<std::int32_t>(expected_bytes));
 }
-bool mbarrier_passed(std::uint32_t barrier, std::uint32_t parity) { return block->at(barrier).phase != parity; }
+bool mbarrier_passed(std::uint32_t barrier, std::uint32_t parity) {
+  Mbarrier& of = block->at(barrier);
+  if (of.count == kNoCount) fail("an mbarrier that nobody has made");
+  if (of.phase == parity) return false;
+  hear(&of);
+  return true;
+}
 void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   while (!mbarrier_passed(barrier, parity)) block->sleep_at(barrier);
 }
@@ -450,6 +474,8 @@ void arrive(const Lane::Copy& copy) {
 }  // namespace
 
 void copy_later(void* to, const void* from, std::size_t bytes, bool there) {
+  require_aligned(to, bytes);
+  if (there) require_aligned(from, bytes);
   const Lane::Copy copy{to, there ? from : nullptr, bytes};
   if (self->copies.empty()) self->copies.emplace_back();
   if (block->products_are_late())

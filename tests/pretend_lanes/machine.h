@@ -3,7 +3,9 @@
 //
 // A block is an OS thread. Of its lanes one runs at a time, until it waits for something or gives way; who is next, how
 // late the copy engine and the tensor cores are and how many blocks run at a time is drawn anew for every block, as
-// much as a GPU may do and more. What would be a hang, a fault or undefined on a GPU ends the process with a report.
+// much as a GPU may do and more. A hang, lanes that are not where their warp is, and addresses that are not aligned or
+// not the block's end the process with a report. Launches do not overlap, fences do nothing, and static shared
+// variables begin with what the block before has left.
 //
 //   ANNULUS_PRETEND_SEED      another order of things: 0
 //   ANNULUS_PRETEND_PATIENCE  seconds without progress that are a hang: 60
@@ -64,6 +66,7 @@ void note_progress();
 
 // ---- Shared memory, by addresses of 32 bits
 
+void require_aligned(const void* place, std::size_t bytes);
 std::uint32_t shared_address(const void* place);
 std::byte* shared_place(std::uint32_t address, std::size_t bytes);
 

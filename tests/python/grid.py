@@ -284,7 +284,7 @@ def check_thoroughly(problem, device):
         return fault, taken
     print("drawn again:", {key: says(problem, key) for key in problem}, fault, flush=True)
     more = [check(problem, device) for _ in range(2)]
-    return "; ".join(fault for fault, _ in more if fault), max(taken for _, taken in more)
+    return "; ".join(fault for fault, _ in more if fault), max(taken, *(share for _, share in more))
 
 
 def judge(share, device):
@@ -317,7 +317,7 @@ def deal(arguments):
         for line in lines:
             if line.startswith(("failed: {", "drawn again: {")):
                 print(line, flush=True)
-        if lines and lines[-1].startswith("share: "):
+        if worker.returncode == 0 and lines and lines[-1].startswith("share: "):
             of_worker = lines[-1].split()[1:]
             failed, done, most = failed + int(of_worker[0]), done + int(of_worker[1]), max(most, float(of_worker[2]))
         else:

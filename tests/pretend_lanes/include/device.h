@@ -64,7 +64,7 @@ T atomicAdd(T* to, T value) {
   annulus::machine::note_progress();
   return std::atomic_ref<T>(*to).fetch_add(value);
 }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence() {}  // see ptx::fence_gpu
 inline void __nanosleep(unsigned) { annulus::machine::give_way(); }
 
 inline void __syncthreads() { annulus::machine::block_sync(0, static_cast<int>(blockDim.x)); }

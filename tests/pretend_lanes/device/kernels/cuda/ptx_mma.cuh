@@ -24,11 +24,13 @@ void wait_copies() {
 // ---- Fragments
 
 inline void load_matrix_x4(std::uint32_t (&r)[4], const void* at) {
+  machine::require_aligned(at, 16);
   const void* const* const rows = machine::exchange(machine::Meeting::load_matrix, at);
   const unsigned lane = machine::lane();
   for (unsigned i = 0; i < 4; ++i) r[i] = static_cast<const std::uint32_t*>(rows[8 * i + lane / 4])[lane % 4];
 }
 inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* at) {
+  machine::require_aligned(at, 16);
   const void* const* const rows = machine::exchange(machine::Meeting::load_matrix, at);
   const unsigned lane = machine::lane();
   for (unsigned i = 0; i < 4; ++i) {

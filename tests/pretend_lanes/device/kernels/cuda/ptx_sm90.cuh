@@ -80,6 +80,7 @@ inline std::uint64_t plain_descriptor(std::uint32_t address) {
 // ---- Shared memory
 
 inline void store_matrix_x4(std::uint32_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  machine::require_aligned(machine::shared_place(to, 16), 16);
   const std::uint32_t* const rows = machine::exchange(machine::Meeting::store_matrix, to);
   const unsigned lane = machine::lane();
   const std::uint32_t words[4] = {a, b, c, d};

@@ -1,6 +1,7 @@
 // The peak of a pretend GPU, which has none.
 #include "kernels/cuda/peak.h"
 
+#include <chrono>
 #include <thread>
 
 #include "support/pretend_gpu.h"
