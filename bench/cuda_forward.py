@@ -20,6 +20,7 @@ the median launch. Without torch or a GPU the script says so and ends with exit 
 
 import argparse
 import ctypes
+import fnmatch
 import json
 import math
 import pathlib
@@ -114,7 +115,7 @@ class Bench:
         self.results = []
 
     def wants(self, name):
-        return self.arguments.only is None or self.arguments.only in name
+        return fnmatch.fnmatchcase(name, self.arguments.only)
 
     def launch_times(self, call, count):
         """Sorted times of launches back to back, after one that is not counted."""
@@ -310,7 +311,7 @@ def main(kind=Bench, parts=("dense", "patterns", "general", "length", "fp32"), t
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--busy-ms", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", metavar="TEXT", help="rows whose name has this in it")
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="rows with such names, such as '*d64 m2048 r1'")
     parser.add_argument("--times", type=int, default=1, help="measure each part so often")
     parser.add_argument("parts", nargs="*", default=[])
     arguments = parser.parse_args()
