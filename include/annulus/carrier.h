@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "annulus/transport.h"
@@ -35,6 +36,7 @@ struct PackedExchange {
 class Carrier {
  public:
   virtual ~Carrier() = default;
+  virtual std::string_view name() const { return "carried"; }  // of the transport
 
   // Begins to move the exchange, and may go on until wait() returns or throws. A message whose plan, step or size is
   // not the receiver's must be an error on both sides.

@@ -1,6 +1,6 @@
 // A transport of the host for processes that nothing else brings together: they meet at an address or in a file, and
-// talk over TCP. Made for control beside NCCL (device_transports.h); messages are copied and kept until they are asked
-// for, so what is large should go another way.
+// talk over TCP, a connection for every pair. It is the control beside NCCL (device_transports.h), and a transport for
+// tensors too: rows are packed once, and what arrives before it is asked for is kept.
 //
 //   auto control = make_rendezvous_transport(rank, size, "tcp:node7:29400");   // rank 0 runs on node7
 //   auto control = make_rendezvous_transport(rank, size, "file:/shared/job/meet");

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "annulus/device_transports.h"
+#include "annulus/rendezvous.h"
 #include "annulus/thread_group.h"
 #include "cli/environment.h"
 #include "kernels/cuda/load.h"
@@ -65,7 +66,7 @@ std::string host_name() {
 }
 
 // How many ranks before this one are on its host. A collective.
-[[maybe_unused]] int index_on_host(Transport& transport) {
+int index_on_host(Transport& transport) {
   const std::vector<std::string> hosts = transport.all_gather(host_name());
   const auto own = hosts.begin() + transport.rank();
   return static_cast<int>(std::count(hosts.begin(), own, *own));
@@ -83,7 +84,7 @@ std::optional<int> device_of(const GroupOptions& options, int index) {
 }
 
 // The same for a process. Where one has no such GPU, all of them hear of it. A collective.
-[[maybe_unused]] int device_together(const GroupOptions& options, Transport& transport) {
+int device_together(const GroupOptions& options, Transport& transport) {
   const int index = index_on_host(transport);
   std::optional<int> device;
   std::string refusal;
@@ -174,15 +175,9 @@ int run_threads(const Launch& launch, const GroupOptions& options, const std::fu
   return code;
 }
 
-#ifdef ANNULUS_WITH_MPI
-int run_process(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
-  MpiProcess process(nullptr, nullptr);
-  if (process.size() != launch.ranks)
-    throw DeviceError("MPI must see all processes of the job; it sees " + std::to_string(process.size()) + " of " +
-                      std::to_string(launch.ranks) +
-                      ": start them by the mpirun of the same MPI, or by srun with --mpi=pmix");
-  const std::string who = "rank " + std::to_string(process.rank()) + " warns: ";
-  auto transport = process.make_transport(transport_options(options, who));
+// The rank of this process, over a transport of the host.
+int run_process(std::unique_ptr<Transport> transport, const Launch& launch, const GroupOptions& options,
+                const std::function<int(Rank&)>& body) {
   std::optional<int> device;
   if (parse_device(options.device).is_gpu) {
     device = device_together(options, *transport);
@@ -192,11 +187,32 @@ int run_process(const Launch& launch, const GroupOptions& options, const std::fu
     else
       transport = make_staged_transport(std::move(transport), *device, {.blocking = options.blocking});
   }
+  const int rank = transport->rank();
   const Outcome outcome = run_rank(*transport, options, device, body);
   if (outcome.error == nullptr) return outcome.code;
   // Before MPI ends, which may mean that this process ends.
-  print_outcome(process.rank(), outcome);
+  print_outcome(rank, outcome);
   throw Reported{failure_of(outcome.error).code};
+}
+
+std::string warning_of(int rank) { return "rank " + std::to_string(rank) + " warns: "; }
+
+int run_met_process(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  const int rank = launch.launcher.process;
+  return run_process(
+      make_rendezvous_transport(rank, launch.ranks, launch.rendezvous, transport_options(options, warning_of(rank))),
+      launch, options, body);
+}
+
+#ifdef ANNULUS_WITH_MPI
+int run_mpi_process(const Launch& launch, const GroupOptions& options, const std::function<int(Rank&)>& body) {
+  MpiProcess process(nullptr, nullptr);
+  if (process.size() != launch.ranks)
+    throw DeviceError("MPI must see all processes of the job; it sees " + std::to_string(process.size()) + " of " +
+                      std::to_string(launch.ranks) +
+                      ": start them by the mpirun of the same MPI, or by srun with --mpi=pmix");
+  return run_process(process.make_transport(transport_options(options, warning_of(process.rank()))), launch, options,
+                     body);
 }
 #endif
 
@@ -261,8 +277,9 @@ int run_ranks(const Launch& launch, const GroupOptions& options, const std::func
   stop = false;
   const Signals signals;
 #ifdef ANNULUS_WITH_MPI
-  if (launch.transport != "threads") return run_process(launch, options, body);
+  if (launch.by_mpi()) return run_mpi_process(launch, options, body);
 #endif
+  if (!launch.rendezvous.empty()) return run_met_process(launch, options, body);
   return run_threads(launch, options, body);
 }
 

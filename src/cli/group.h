@@ -1,5 +1,5 @@
-// The ranks of a command: threads of this process, or this process as one of an MPI job. One function runs on all of
-// them, whichever they are.
+// The ranks of a command: threads of this process, or this process as one of several, of an MPI job or met elsewhere.
+// One function runs on all of them, whichever they are.
 //
 //   return run_ranks(launch, {.timeout = 60s}, [&](Rank& rank) { ...; return kRight; });
 //

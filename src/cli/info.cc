@@ -24,12 +24,16 @@ Json caches_json() {
 std::vector<std::string> transports() {
   std::vector<std::string> names = {"threads"};
   if (built_with_mpi()) names.emplace_back("mpi");
+  names.emplace_back("tcp");
   if (has_nccl()) names.emplace_back("nccl");
   return names;
 }
 
 Json info_json(const std::string& chosen, const Launcher& launcher) {
-  const Launch launch{launcher, launcher.processes > 1 && built_with_mpi() ? "mpi" : "threads", launcher.processes};
+  Launch launch;
+  launch.launcher = launcher;
+  launch.ranks = launcher.processes;
+  launch.transport = usual_transport(launcher);
   Json object = {{"environment", environment_json(chosen, usable_cores(), launch)},
                  {"cores", usable_cores()},
                  {"instruction_sets", instruction_sets()},

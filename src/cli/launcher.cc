@@ -50,14 +50,44 @@ Launcher forced_launcher(const std::string& name, const Environment& environment
 }
 
 std::string transport_of(const RankTexts& typed, const Launcher& launcher) {
-  const std::string transport = typed.transport.value_or(
-      (launcher.name == "mpirun" || launcher.name == "srun") && launcher.processes > 1 ? "mpi" : "threads");
-  if (transport != "threads" && transport != "mpi" && transport != "nccl")
-    throw InvalidArgument("--transport must be one of threads, mpi, nccl; got '" + transport + "': choose one of them");
-  if (transport != "threads" && !built_with_mpi())
-    throw Unsupported("--transport " + transport +
-                      " needs a build with MPI; this one has none: build with libopenmpi-dev installed");
+  const bool meets = typed.rendezvous && launcher.processes > 1;
+  const std::string transport = typed.transport.value_or(meets ? "tcp" : usual_transport(launcher));
+  if (transport != "threads" && transport != "mpi" && transport != "tcp" && transport != "nccl")
+    throw InvalidArgument("--transport must be one of threads, mpi, tcp, nccl; got '" + transport +
+                          "': choose one of them");
+  if (typed.rendezvous && (transport == "threads" || transport == "mpi"))
+    throw InvalidArgument("--rendezvous is where processes meet for --transport tcp or nccl; got it with --transport " +
+                          transport + ": leave it out, or choose one of these");
   return transport;
+}
+
+// torchrun's agent listens at the port that it names, so rank 0 takes the next one.
+std::optional<std::string> place_of_torchrun(const Environment& environment) {
+  const auto host = environment("MASTER_ADDR");
+  const auto port = number(environment, "MASTER_PORT");
+  if (!host || !port || *port < 1 || *port > 65535) return std::nullopt;
+  return "tcp:" + *host + ":" + std::to_string(*port == 65535 ? *port - 1 : *port + 1);
+}
+
+// Where processes meet that MPI does not bring together; empty: it does. Nothing: nobody said where.
+std::optional<std::string> rendezvous_of(const RankTexts& typed, const Launch& launch, const Environment& environment) {
+  if (typed.rendezvous) return *typed.rendezvous;
+  const bool is_torchrun = launch.launcher.name == "torchrun";
+  if (launch.transport != "tcp" && !(launch.transport == "nccl" && is_torchrun)) return "";
+  return is_torchrun ? place_of_torchrun(environment) : std::nullopt;
+}
+
+// By the options, for a command that starts ranks or not.
+Launch begin_launch(const RankTexts& typed, const Environment& environment) {
+  Launch launch;
+  launch.launcher = forced_launcher(typed.launcher, environment);
+  launch.transport = transport_of(typed, launch.launcher);
+  launch.rendezvous = rendezvous_of(typed, launch, environment).value_or("unknown");
+  if (launch.by_mpi() && !built_with_mpi())
+    throw Unsupported("--transport " + launch.transport +
+                      " needs a build with MPI; this one has none: build with libopenmpi-dev installed, or let "
+                      "processes meet elsewhere: --transport tcp or nccl, with --rendezvous");
+  return launch;
 }
 
 int typed_ranks(const RankTexts& typed, int otherwise, std::int64_t most) {
@@ -90,36 +120,38 @@ Launcher detect_launcher(const Environment& environment) {
   return {};
 }
 
+std::string usual_transport(const Launcher& launcher) {
+  return launcher.processes == 1 ? "threads" : launcher.name == "torchrun" ? "tcp" : "mpi";
+}
+
 Launch make_launch(const RankTexts& typed, const Environment& environment) {
-  Launch launch;
-  launch.launcher = forced_launcher(typed.launcher, environment);
+  Launch launch = begin_launch(typed, environment);
   const Launcher& launcher = launch.launcher;
-  const std::string started = launcher.name + " started " + std::to_string(launcher.processes) + " processes";
-  if (launcher.name == "torchrun" && launcher.processes > 1)
-    throw Unsupported("ranks are threads of one process or processes of an MPI job; " + started +
-                      ": start the tool by mpirun -n " + std::to_string(launcher.processes) +
-                      ", or once with --ranks " + std::to_string(launcher.processes));
-  launch.transport = transport_of(typed, launcher);
+  const std::string processes =
+      std::to_string(launcher.processes) + (launcher.processes == 1 ? " process" : " processes");
   if (launch.transport == "threads") {
     if (launcher.processes > 1)
-      throw InvalidArgument("--transport threads has all ranks in one process; " + started +
-                            ": leave --transport out, or start one process");
+      throw InvalidArgument("--transport threads has all ranks in one process; " + launcher.name + " started " +
+                            processes + ": leave --transport out, or start one process");
     launch.ranks = typed_ranks(typed, 1, kMostThreadRanks);
     return launch;
   }
   launch.ranks = typed_ranks(typed, launcher.processes, kMostRanks);
-  if (launch.ranks != launcher.processes)
+  if (launch.ranks != launcher.processes) {
+    const std::string count = std::to_string(launch.ranks);
     throw InvalidArgument("every rank is a process of its own with --transport " + launch.transport + "; got --ranks " +
-                          std::to_string(launch.ranks) + " and " + std::to_string(launcher.processes) +
-                          (launcher.processes == 1 ? " process" : " processes") + ": start mpirun -n " +
-                          std::to_string(launch.ranks) + ", or leave --ranks out");
+                          count + " and " + processes + ": start mpirun -n " + count +
+                          " or torchrun --no-python --nproc-per-node " + count + ", or leave --ranks out");
+  }
+  if (!rendezvous_of(typed, launch, environment))
+    throw InvalidArgument("--transport " + launch.transport + " needs a place where processes meet; got none from " +
+                          (launcher.name == "none" ? "the command line" : launcher.name) +
+                          ": give --rendezvous tcp:HOST:PORT, where rank 0 listens, or --rendezvous file:PATH");
   return launch;
 }
 
 Launch make_launch_of_plan(const RankTexts& typed, const Environment& environment) {
-  Launch launch;
-  launch.launcher = forced_launcher(typed.launcher, environment);
-  launch.transport = transport_of(typed, launch.launcher);
+  Launch launch = begin_launch(typed, environment);
   launch.ranks = typed_ranks(typed, launch.launcher.processes, kMostRanks);
   return launch;
 }

@@ -1,4 +1,5 @@
-// Who started this process, and what follows for its ranks: threads of this process, or processes of an MPI job.
+// Who started this process, and what follows for its ranks: threads of this process, processes of an MPI job, or
+// processes that meet at a place of their own.
 //
 // A launcher is known by the variables that it sets. That needs no MPI, so wrong options are refused before MPI begins.
 #pragma once
@@ -22,11 +23,16 @@ using Environment = std::function<std::optional<std::string>(const char*)>;
 std::optional<std::string> process_environment(const char* variable);
 
 Launcher detect_launcher(const Environment& environment);
+// Of processes that it started, where no option says otherwise.
+std::string usual_transport(const Launcher& launcher);
 
 struct Launch {
   Launcher launcher;
-  std::string transport;  // threads, mpi, nccl
+  std::string transport;   // threads, mpi, tcp, nccl
+  std::string rendezvous;  // where processes meet (annulus/rendezvous.h); empty: MPI brings them together
   int ranks = 1;
+
+  bool by_mpi() const { return transport != "threads" && rendezvous.empty(); }
 };
 
 // What the options ask for, within what the launcher allows. Throws InvalidArgument or Unsupported.

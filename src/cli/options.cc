@@ -140,7 +140,9 @@ void add_rank_options(CLI::App& command, RankTexts& options) {
   };
   text("--ranks", options.ranks, "Ranks that share the sequence (default 1; under MPI its processes)", "P");
   text("--transport", options.transport,
-       "threads, mpi, or nccl between GPUs (default: mpi in a job of several processes)", "NAME");
+       "threads, mpi, tcp, or nccl between GPUs (default: mpi in a job of several processes, tcp by torchrun)", "NAME");
+  text("--rendezvous", options.rendezvous,
+       "Where processes meet without MPI, tcp:HOST:PORT or file:PATH (default: by torchrun)", "PLACE");
   command.add_option("--launcher", options.launcher, "auto, none, mpirun, srun or torchrun (default auto)")
       ->type_name("NAME")
       ->group("Ranks");

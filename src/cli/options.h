@@ -48,7 +48,7 @@ struct MachineOptions {
 
 // Ranks, their shards, and how they speak to each other; rank_setup.h gives them meaning.
 struct RankTexts {
-  Text ranks, transport, layout, boundaries, strategy, slot_size, memory_limit, timeout;
+  Text ranks, transport, rendezvous, layout, boundaries, strategy, slot_size, memory_limit, timeout;
   std::string launcher = "auto";
   std::string trace;  // a path; empty: none
   bool blocking = false;

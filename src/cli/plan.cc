@@ -278,7 +278,7 @@ int plan(const CommandOptions& options) {
   if (job.launch.launcher.process > 0) return kRight;  // one process speaks for the job
   job.problem = make_problem(options.problem, typed_sizes(options));
   if (uses_gpu(options.machine)) job.gpu.emplace(options.machine);
-  job.staging = staging_of(job.launch.transport, job.launch.ranks, job.gpu.has_value());
+  job.staging = staging_of(job.launch, job.gpu.has_value());
   job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
   job.backward = options.problem.backward;
   (void)make_group_options(options, 0);

@@ -5,7 +5,6 @@
 
 #include "annulus/carrier.h"
 #include "annulus/device_transports.h"
-#include "cli/launcher.h"
 #include "exec/schedule.h"
 #include "plan/shard.h"
 #ifdef ANNULUS_WITH_MPI
@@ -58,13 +57,16 @@ std::int64_t predict_sent_bytes(const Problem& problem, const Sharding& sharding
   return predict(problem, sharding, rank, options).sent_bytes(with_backward);
 }
 
-Staging staging_of(const std::string& transport, int ranks, bool on_gpu) {
+Staging staging_of(const Launch& launch, bool on_gpu) {
   Staging staging;
 #ifdef ANNULUS_WITH_MPI
-  if (transport != "threads") staging.host_bytes = mpi_staging_bytes(ranks);
+  if (launch.by_mpi()) staging.host_bytes = mpi_staging_bytes(launch.ranks);
 #endif
-  if (on_gpu && transport == "mpi") staging.host_bytes += staged_staging_bytes(ranks);
-  if (on_gpu && transport == "nccl") staging.gpu_bytes = nccl_staging_bytes(ranks);
+  if (!on_gpu) return staging;
+  if (launch.transport == "mpi" || launch.transport == "tcp")
+    staging.host_bytes += staged_staging_bytes(launch.ranks);
+  else if (launch.transport == "nccl")
+    staging.gpu_bytes = nccl_staging_bytes(launch.ranks);
   return staging;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "annulus/ranks.h"
+#include "cli/launcher.h"
 
 namespace annulus::cli {
 
@@ -17,7 +18,7 @@ struct Staging {
 };
 // Of a transport of this name. That MPI may be CUDA-aware, and then has slots on the GPU instead of pinned ones, shows
 // when it has begun.
-Staging staging_of(const std::string& transport, int ranks, bool on_gpu);
+Staging staging_of(const Launch& launch, bool on_gpu);
 
 struct Prediction {
   int rank = 0;

@@ -57,7 +57,7 @@ RankReport report_of(const Json& json) {
 double exposed(const RankReport& report) { return report.pass_s > 0 ? report.wait_s / report.pass_s : 0; }
 
 std::string transport_text(const std::string& transport) {
-  return transport == "mpi" ? "MPI" : transport == "nccl" ? "NCCL" : transport;
+  return transport == "mpi" ? "MPI" : transport == "nccl" ? "NCCL" : transport == "tcp" ? "TCP" : transport;
 }
 
 }  // namespace

@@ -21,7 +21,10 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
 
 bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, bool on_gpu) {
   // Which transport it will be is not known here; room for the hungriest one is little.
-  const Staging staging = staging_of(on_gpu ? "nccl" : "mpi", setup.sharding.ranks, on_gpu);
+  Launch hungriest;
+  hungriest.transport = on_gpu ? "nccl" : "mpi";
+  hungriest.ranks = setup.sharding.ranks;
+  const Staging staging = staging_of(hungriest, on_gpu);
   // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
   RankOptions options = setup.options;
   if (options.device.threads == 0) options.device.threads = 1;
@@ -50,7 +53,7 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
   setup.options.device = make_machine(options.machine);
   if (typed.transport == "nccl" && !uses_gpu(options.machine))
     throw InvalidArgument("--transport nccl moves the memory of GPUs; got it with --device " + options.machine.device +
-                          ": use --device cuda, or --transport mpi");
+                          ": use --device cuda, or --transport mpi or tcp");
   setup.options.device.deterministic = options.problem.deterministic;
   setup.options.reproducible = options.problem.reproducible;
   if (typed.strategy) setup.options.strategy = parse_strategy(*typed.strategy);

@@ -18,7 +18,7 @@ class CarriedTransport final : public Transport {
     if (under_way_ && !failed_) carrier_->abort(left_unfinished(rank_, at_));
   }
 
-  std::string_view name() const override { return carrier_ ? "carried" : "none"; }
+  std::string_view name() const override { return carrier_ ? carrier_->name() : "none"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
@@ -39,9 +39,9 @@ class CarriedTransport final : public Transport {
 
   int rank_;
   int size_;
-  std::unique_ptr<Carrier> carrier_;  // may be null: looks ahead
-  std::mutex turn_;                   // one thread of this rank at a time; guards what follows
-  std::vector<std::vector<std::byte>> packed_;
+  std::vector<std::vector<std::byte>> packed_;  // outlives the carrier, which reads it
+  std::unique_ptr<Carrier> carrier_;            // may be null: looks ahead
+  std::mutex turn_;                             // one thread of this rank at a time; guards packed_ and what follows
   PackedExchange exchange_;
   std::atomic<bool> under_way_{false};
 

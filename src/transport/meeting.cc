@@ -17,13 +17,13 @@ using Clock = std::chrono::steady_clock;
 
 // What a process says first on a connection.
 struct Hello {
-  static constexpr std::uint64_t kMagic = 0x616e6e756c757302;  // and the version
+  static constexpr std::uint64_t kMagic = 0x616e6e756c757303;  // and the version
 
   std::uint64_t magic = kMagic;
   std::int32_t rank = -1;
   std::int32_t size = 0;
   std::uint32_t port = 0;  // where it listens
-  char host[260] = {};
+  char host[60] = {};      // how the others reach it; empty: it is on rank 0's host
 };
 
 struct Place {
@@ -66,12 +66,7 @@ class Meeting {
 
  private:
   int size() const { return static_cast<int>(sockets_.size()); }
-  Hello hello(const Socket& listener) const {
-    Hello own{.rank = rank_, .size = size(), .port = listener.port()};
-    own_host().copy(own.host, sizeof own.host - 1);
-    return own;
-  }
-  HostPort address_in(const std::string& file) const;
+  std::vector<HostPort> addresses_in(const std::string& file) const;
   Hello accept_one(const Socket& listener);
   [[noreturn]] void missing(const std::string& whom) const {
     throw TransportError(whom + " did not come to the rendezvous within " + seconds(timeout_) + ", and rank " +
@@ -113,7 +108,10 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
   const Socket listener = Socket::listening(place.address.port);
   if (!place.file.empty()) {  // a reader sees all of it or nothing
     const std::string draft = place.file + ".draft";
-    std::ofstream(draft) << own_host() << ":" << listener.port() << "\n";
+    std::ofstream stream(draft);
+    stream << own_host() << ":" << listener.port() << "\n";
+    for (const std::string& address : own_addresses()) stream << address << ":" << listener.port() << "\n";
+    stream.close();
     std::error_code error;
     std::filesystem::rename(draft, place.file, error);
     if (error)
@@ -125,6 +123,12 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
     const Hello other = accept_one(listener);
     all[static_cast<std::size_t>(other.rank)] = other;
   }
+  // Who came by loopback is reached where this host is reached.
+  std::string here = "127.0.0.1";
+  for (const Socket& socket : sockets_)
+    if (socket.is_open() && !socket.own_address().empty()) here = socket.own_address();
+  for (Hello& each : all)
+    if (each.host[0] == 0) here.copy(each.host, sizeof each.host - 1);
   for (int peer = 1; peer < size(); ++peer)
     if (!sockets_[static_cast<std::size_t>(peer)].write_all(std::as_bytes(std::span(all)), deadline_))
       missing("rank " + std::to_string(peer));
@@ -134,13 +138,15 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
 
 std::vector<Socket> Meeting::go_to(const Place& place) {
   const Socket listener = Socket::listening(0);
-  const Hello own = hello(listener);
   std::vector<Hello> all(sockets_.size());
   Socket& first = sockets_.front();
   do {  // a file may be an earlier job's, until rank 0 has written its own
-    const HostPort address = place.file.empty() ? place.address : address_in(place.file);
-    first = Socket::connected(address, std::min(deadline_, Clock::now() + std::chrono::milliseconds(500)));
+    for (const HostPort& address : place.file.empty() ? std::vector{place.address} : addresses_in(place.file))
+      if (!first.is_open())
+        first = Socket::connected(address, std::min(deadline_, Clock::now() + std::chrono::milliseconds(500)));
   } while (!first.is_open() && Clock::now() < deadline_);
+  Hello own{.rank = rank_, .size = size(), .port = listener.port()};
+  if (first.is_open()) first.own_address().copy(own.host, sizeof own.host - 1);
   if (!first.is_open() || !first.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) missing("rank 0");
   if (!first.read_all(std::as_writable_bytes(std::span(all)), deadline_)) missing("rank 0, or one that it waits for,");
   for (int peer = 1; peer < rank_; ++peer) {
@@ -154,11 +160,14 @@ std::vector<Socket> Meeting::go_to(const Place& place) {
   return std::move(sockets_);
 }
 
-HostPort Meeting::address_in(const std::string& file) const {
+// Of rank 0: its name, and its numbers for those who do not know the name.
+std::vector<HostPort> Meeting::addresses_in(const std::string& file) const {
   while (Clock::now() < deadline_) {
-    std::string line;
-    if (std::ifstream stream(file); std::getline(stream, line))
-      if (const auto address = parse_address(line)) return *address;
+    std::vector<HostPort> addresses;
+    std::ifstream stream(file);
+    for (std::string line; std::getline(stream, line);)
+      if (const auto address = parse_address(line)) addresses.push_back(*address);
+    if (!addresses.empty()) return addresses;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   missing("rank 0");

@@ -1,6 +1,8 @@
 #include "transport/sockets.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -32,12 +34,40 @@ Socket prepared(int fd) {
   return Socket(fd);
 }
 
+// Empty where it is loopback.
+std::string text_of(const sockaddr_in& address) {
+  if (ntohl(address.sin_addr.s_addr) >> 24 == 127) return "";
+  std::array<char, INET_ADDRSTRLEN> text{};
+  inet_ntop(AF_INET, &address.sin_addr, text.data(), text.size());
+  return text.data();
+}
+
+sockaddr_in own_end(int fd) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return address;
+}
+
 }  // namespace
 
 std::string own_host() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   return name.data();
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses;
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return addresses;
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
+    const std::string text = text_of(*reinterpret_cast<const sockaddr_in*>(each->ifa_addr));
+    if (!text.empty()) addresses.push_back(text);
+  }
+  freeifaddrs(all);
+  return addresses;
 }
 
 Socket::~Socket() {
@@ -59,12 +89,8 @@ Socket Socket::listening(std::uint16_t port) {
   return socket;
 }
 
-std::uint16_t Socket::port() const {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
+std::uint16_t Socket::port() const { return ntohs(own_end(fd_).sin_port); }
+std::string Socket::own_address() const { return text_of(own_end(fd_)); }
 
 Socket Socket::connected(const HostPort& to, Deadline deadline) {
   const std::string host = to.host == own_host() ? "127.0.0.1" : to.host;

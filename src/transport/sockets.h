@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace annulus {
 
@@ -18,6 +19,7 @@ struct HostPort {
 };
 
 std::string own_host();
+std::vector<std::string> own_addresses();  // under which others may reach this machine, as numbers; not loopback
 
 class Socket {
  public:
@@ -37,6 +39,7 @@ class Socket {
   bool is_open() const { return fd_ >= 0; }
   int fd() const { return fd_; }
   std::uint16_t port() const;
+  std::string own_address() const;  // of this end, as numbers; empty where it is loopback
 
   bool write_all(std::span<const std::byte> bytes, Deadline);  // false: closed, or too late
   bool read_all(std::span<std::byte> bytes, Deadline);

@@ -1,7 +1,7 @@
 // Packed messages over TCP, a connection for every pair of ranks. On a connection travel letters, a head and a body
-// each: messages, and what ranks tell each other about how they are. A rank copies what it sends and keeps what comes
-// until it is asked for, so no letter is stuck behind one that nobody wants yet, and `wait` is over when the system has
-// taken the last byte.
+// each: messages, and what ranks tell each other about how they are. Messages are written straight from the sender's
+// memory, and read straight into the receiver's where it expects them; what comes earlier is kept until it is asked
+// for, so no letter is stuck behind one that nobody wants yet. `wait` is over when the system has taken the last byte.
 //
 // A connection that ends without a word of leave is a lost rank: the others know at once. One that is only silent is
 // found by the vigil.
@@ -39,13 +39,26 @@ struct Letter {
   std::vector<std::byte> body;
 };
 
+// Bytes on their way out: own ones, or lent by the exchange under way.
+struct Outgoing {
+  std::vector<std::byte> own;
+  std::span<const std::byte> left;  // not yet written
+
+  explicit Outgoing(std::span<const std::byte> lent) : left(lent) {}
+  explicit Outgoing(std::vector<std::byte> bytes) : own(std::move(bytes)), left(own) {}
+  Outgoing(Outgoing&&) noexcept = default;  // the bytes of a vector stay where they are
+  Outgoing& operator=(Outgoing&&) noexcept = default;
+  bool is_lent() const { return own.empty(); }
+};
+
 // One end of a connection.
 struct Line {
   Socket socket;
-  std::deque<std::byte> out;  // not yet written
+  std::deque<Outgoing> out;
   Letter reading;
-  std::size_t read_bytes = 0;   // of its head and body
-  std::deque<Letter> messages;  // arrived, and not asked for yet
+  std::span<std::byte> expected;  // where the body that is being read goes, if the exchange under way expects it
+  std::size_t read_bytes = 0;     // of its head and body
+  std::deque<Letter> messages;    // arrived, and not asked for yet
   bool left = false;
 };
 
@@ -57,6 +70,7 @@ class TcpCarrier final : public Carrier {
   }
   ~TcpCarrier() override;
 
+  std::string_view name() const override { return "tcp"; }
   void post(const PackedExchange& exchange) override;
   void wait() override;
   bool poll() override;
@@ -68,8 +82,10 @@ class TcpCarrier final : public Carrier {
   void progress();
   void flush(int peer);
   void read(int peer);
+  void begin_body(int peer);
   void open(int peer, Letter letter);
   void deliver();
+  void let_go();
   bool is_through() const;
   void look_around();
   std::vector<pollfd> open_ends() const;
@@ -126,7 +142,8 @@ void TcpCarrier::post(const PackedExchange& exchange) {
     receives_ = exchange.receives;
     for (const PackedMessage& send : exchange.sends) {
       const auto bytes = static_cast<std::int64_t>(send.bytes.size());
-      write(send.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes}, send.bytes);
+      write(send.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes});
+      if (line(send.peer).socket.is_open()) line(send.peer).out.emplace_back(std::span<const std::byte>(send.bytes));
     }
     progress();
     check_failure();
@@ -183,8 +200,9 @@ void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> bo
   Line& to = line(peer);
   if (!to.socket.is_open()) return;
   const auto bytes = std::as_bytes(std::span(&head, 1));
-  to.out.insert(to.out.end(), bytes.begin(), bytes.end());
-  to.out.insert(to.out.end(), body.begin(), body.end());
+  std::vector<std::byte> letter(bytes.begin(), bytes.end());
+  letter.insert(letter.end(), body.begin(), body.end());
+  to.out.emplace_back(std::move(letter));
 }
 
 void TcpCarrier::progress() {
@@ -198,15 +216,15 @@ void TcpCarrier::progress() {
 }
 
 void TcpCarrier::flush(int peer) {
+  constexpr std::size_t kLong = 65536;
   Line& to = line(peer);
-  std::array<std::byte, 65536> chunk;
   while (!to.out.empty()) {
-    const std::size_t count = std::min(chunk.size(), to.out.size());
-    std::copy_n(to.out.begin(), count, chunk.begin());
-    const std::int64_t written = to.socket.write_some(std::span(chunk).first(count));
-    if (written <= 0) return;                                    // a lost end is noticed when reading
-    if (count == chunk.size()) vigil_.hear(peer, Clock::now());  // of a long message, its end has read what was before
-    to.out.erase(to.out.begin(), to.out.begin() + written);
+    Outgoing& first = to.out.front();
+    const std::int64_t written = to.socket.write_some(first.left);
+    if (written <= 0) return;                                         // a lost end is noticed when reading
+    if (first.left.size() >= kLong) vigil_.hear(peer, Clock::now());  // its end has read what was before
+    first.left = first.left.subspan(static_cast<std::size_t>(written));
+    if (first.left.empty()) to.out.pop_front();
   }
 }
 
@@ -216,8 +234,9 @@ void TcpCarrier::read(int peer) {
   for (;;) {
     const bool in_head = from.read_bytes < sizeof(Head);
     const std::size_t at = in_head ? from.read_bytes : from.read_bytes - sizeof(Head);
-    const std::span whole =
-        in_head ? std::as_writable_bytes(std::span(&letter.head, 1)) : std::span<std::byte>(letter.body);
+    const std::span whole = in_head                 ? std::as_writable_bytes(std::span(&letter.head, 1))
+                            : from.expected.empty() ? std::span<std::byte>(letter.body)
+                                                    : from.expected;
     if (at < whole.size()) {
       const std::int64_t count = from.socket.read_some(whole.subspan(at));
       if (count == 0) return;
@@ -231,13 +250,32 @@ void TcpCarrier::read(int peer) {
       from.read_bytes += static_cast<std::size_t>(count);
       vigil_.hear(peer, Clock::now());
       if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
-      if (in_head && from.read_bytes == sizeof(Head))
-        letter.body.resize(static_cast<std::size_t>(letter.head.body_bytes));
+      if (in_head && from.read_bytes == sizeof(Head)) begin_body(peer);
       continue;
     }
     from.read_bytes = 0;
-    open(peer, std::exchange(letter, {}));
+    if (std::exchange(from.expected, {}).empty()) {
+      open(peer, std::exchange(letter, {}));
+    } else {
+      letter = {};
+      std::erase_if(receives_, [&](const PackedMessage& receive) { return receive.peer == peer; });
+    }
   }
+}
+
+// A message that is expected now goes where it is expected; all else lies here until it is opened.
+void TcpCarrier::begin_body(int peer) {
+  Line& from = line(peer);
+  const Head& head = from.reading.head;
+  const auto receive = std::ranges::find(receives_, peer, &PackedMessage::peer);
+  const auto is_expected = [&] {
+    const auto bytes = static_cast<std::int64_t>(receive->bytes.size());
+    return from.messages.empty() && head.frame == Frame{at_.plan, at_.step, bytes} && head.body_bytes == bytes;
+  };
+  if (head.kind == Kind::message && receive != receives_.end() && is_expected())
+    from.expected = receive->bytes;
+  else
+    from.reading.body.resize(static_cast<std::size_t>(head.body_bytes));
 }
 
 void TcpCarrier::open(int peer, Letter letter) {
@@ -322,11 +360,24 @@ void TcpCarrier::look_around() {
     options_.warn(text);
 }
 
+// The exchange under way has failed, and its memory is left alone. Messages that have begun go on to their ends, from a
+// copy and into one: behind them is why.
+void TcpCarrier::let_go() {
+  receives_.clear();
+  for (Line& each : lines_) {
+    if (!std::exchange(each.expected, {}).empty())
+      each.reading.body.resize(static_cast<std::size_t>(each.reading.head.body_bytes));
+    for (Outgoing& out : each.out)
+      if (out.is_lent()) out = Outgoing(std::vector(out.left.begin(), out.left.end()));
+  }
+}
+
 // The first failure is the one that counts, and all ranks hear of it.
 void TcpCarrier::fail(const std::string& text) {
   if (failed_) return;
   failed_ = true;
   failure_ = text.substr(0, 4096);
+  let_go();
   for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) write_failure(peer);
   flush_all(milliseconds(100));
 }
@@ -353,7 +404,7 @@ void TcpCarrier::flush_all(milliseconds time) {
 void TcpCarrier::check_failure() {
   if (options_.stop != nullptr && *options_.stop) fail(told_to_stop(rank_, at_, waited_for()));
   if (!failed_) return;
-  receives_.clear();
+  let_go();  // another rank's failure
   waiting_ = false;
   throw TransportError(failure_);
 }
@@ -362,7 +413,6 @@ void TcpCarrier::abort(const std::string& text) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     fail(text);
-    receives_.clear();
   } catch (...) {  // no memory: the others find out when the connections end
   }
 }

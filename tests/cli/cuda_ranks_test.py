@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tool on ranks that share a GPU: threads, processes over MPI and over NCCL; and one that is killed or stopped.
+"""The tool on ranks that share a GPU: threads, processes over MPI, TCP and NCCL; and one that is killed or stopped.
 
 Run by `./dev gpu`, and by ctest on a pretend GPU (tests/pretend_cuda); exits with 77 (skipped) where the tool finds
 neither. Processes that share a GPU have an NCCL_HOSTID each: NCCL takes one rank a GPU of a host, and believes that
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import unittest
 
+from met_processes import MetProcesses
 from mpi_test import HANG_S, MPIEXEC, Job, children
 from tool import TOOL, CliTest, info
 
@@ -23,8 +24,13 @@ PROBLEM = ["--device", "cuda", "--tokens", "403" if IS_PRETEND else "1003", "--h
 PROBLEM += ["--head-dim", "64", "--dtype", "bf16", "--segments", "100,1003", "--dilations", "1,4"]
 STRATEGIES = "exchange", "reshard", "ring", "gather", "replicated"
 LONG = ["bench", "--device", "cuda", "--heads", "4", "--dtype", "bf16", "--segments", "16k", "--dilations", "1"]
-LONG += ["--strategy", "ring", "--warmup", "0", "--repeats", "9", "--timeout", "5"]
+TIMEOUT_S = 5
+LONG += ["--strategy", "ring", "--warmup", "0", "--repeats", "9", "--timeout", str(TIMEOUT_S)]
 OWN_HOST = 'export NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK; exec "$@"'
+
+
+def own_host(rank):
+    return {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def job(ranks, *words):
@@ -70,6 +76,21 @@ class CudaRanks(CudaRanksTest):
     def test_processes_over_nccl(self):
         self.processes("nccl")
 
+    def met(self, transport):
+        """Without MPI."""
+        self.need(transport)
+        for strategy in STRATEGIES:
+            words = ["--transport", transport, "--strategy", strategy, "--timeout", "20"]
+            group = MetProcesses(self, 3, "verify", *PROBLEM, *words, variables=own_host)
+            self.assertEqual(group.end(), [0, 0, 0], group.text())
+            self.assertIn("passed: ", group.text(0))
+
+    def test_processes_that_meet_over_tcp(self):
+        self.met("tcp")
+
+    def test_processes_that_meet_over_nccl(self):
+        self.met("nccl")
+
     def test_reproducible_bits(self):
         words = ["run", *PROBLEM, "--backward", "--reproducible", "--quiet", "--json", "-"]
         one = None
@@ -106,13 +127,14 @@ class Patience(CudaRanksTest):
 class Faults(CudaRanksTest):
     """Three processes on one GPU, hurt from outside: in forward, and in backward."""
 
-    def hurt(self, transport, a_signal, backward=False):
+    def words(self, transport, backward):
         self.need(transport)
         words = [*LONG, "--tokens", "300" if IS_PRETEND else "16k", "--transport", transport]
-        if backward:  # a few seconds of either pass
-            words += ["--backward", "--min-seconds", "4"]
-        else:
-            words += ["--min-seconds", "100000"]
+        # A few seconds of either pass, or one without an end.
+        return [*words, "--backward", "--min-seconds", "4"] if backward else [*words, "--min-seconds", "100000"]
+
+    def hurt(self, transport, a_signal, backward=False):
+        words = self.words(transport, backward)
         started = Job(self, *job(3, *words))
         if backward:
             started.wait_for("backward, round 3")
@@ -129,6 +151,26 @@ class Faults(CudaRanksTest):
     def stop(self, transport):
         text = self.hurt(transport, signal.SIGSTOP)
         self.assertRegex(text, r"rank 1 is lost: no sign of life for")
+
+    def hurt_met(self, transport, a_signal, why):
+        """mpirun ends a job as soon as one rank dies. Without it the others find out themselves, and say so."""
+        for backward in False, True:
+            group = MetProcesses(self, 3, *self.words(transport, backward), variables=own_host)
+            group.wait_for("backward, round 3" if backward else "forward, round 3")
+            group.hurt(1, a_signal)
+            group.check_that_others_name(1, why, 4 * TIMEOUT_S)
+
+    def test_a_rank_met_over_tcp_is_killed(self):
+        self.hurt_met("tcp", signal.SIGKILL, r"rank 1 is lost: its connection to rank \d ended without a word")
+
+    def test_a_rank_met_over_tcp_is_stopped(self):
+        self.hurt_met("tcp", signal.SIGSTOP, r"rank 1 is lost: no sign of life for")
+
+    def test_a_rank_met_over_nccl_is_killed(self):
+        self.hurt_met("nccl", signal.SIGKILL, r"rank 1 is lost: its connection to rank \d ended without a word")
+
+    def test_a_rank_met_over_nccl_is_stopped(self):
+        self.hurt_met("nccl", signal.SIGSTOP, r"rank 1 is lost: no sign of life for")
 
     def test_a_rank_of_mpi_is_killed(self):
         self.kill("mpi")

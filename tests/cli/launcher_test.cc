@@ -23,7 +23,11 @@ const Environment kMpirun = with({{"OMPI_COMM_WORLD_SIZE", "4"},
                                   {"SLURM_STEP_ID", "0"},  // mpirun inside a Slurm job
                                   {"SLURM_STEP_NUM_TASKS", "1"}});
 const Environment kSrun = with({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_PROCID", "1"}});
-const Environment kTorchrun = with({{"TORCHELASTIC_RUN_ID", "x"}, {"WORLD_SIZE", "2"}, {"RANK", "1"}});
+const Environment kTorchrun = with({{"TORCHELASTIC_RUN_ID", "x"},
+                                    {"WORLD_SIZE", "2"},
+                                    {"RANK", "1"},
+                                    {"MASTER_ADDR", "node7"},
+                                    {"MASTER_PORT", "29500"}});
 
 template <class F>
 std::string refusal(F f) {
@@ -55,50 +59,84 @@ TEST(Launcher, WordsThatOthersSetTooDoNotCount) {
   EXPECT_EQ(detect_launcher(with({{"OMPI_COMM_WORLD_SIZE", "many"}})).name, "none");
 }
 
+// Options by their names; g++ 12 takes plain assignments to optional texts for reads of what is not there.
+RankTexts typed(std::map<std::string, std::string> options) {
+  RankTexts texts;
+  const auto take = [&](const char* name, Text& text) {
+    if (const auto found = options.find(name); found != options.end()) text.emplace(found->second);
+  };
+  take("ranks", texts.ranks);
+  take("transport", texts.transport);
+  take("rendezvous", texts.rendezvous);
+  if (const auto found = options.find("launcher"); found != options.end()) texts.launcher = found->second;
+  return texts;
+}
+
 TEST(Launch, RanksAreThreadsUnlessThereAreProcesses) {
   EXPECT_EQ(make_launch({}, kAlone).ranks, 1);
   EXPECT_EQ(make_launch({}, kAlone).transport, "threads");
-  RankTexts typed;
-  typed.ranks = "8";
-  EXPECT_EQ(make_launch(typed, kAlone).ranks, 8);
-  EXPECT_EQ(make_launch(typed, with({{"OMPI_COMM_WORLD_SIZE", "1"}})).ranks, 8);
+  EXPECT_EQ(make_launch(typed({{"ranks", "8"}}), kAlone).ranks, 8);
+  EXPECT_EQ(make_launch(typed({{"ranks", "8"}}), with({{"OMPI_COMM_WORLD_SIZE", "1"}})).ranks, 8);
   if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
   EXPECT_EQ(make_launch({}, kMpirun).transport, "mpi");
   EXPECT_EQ(make_launch({}, kMpirun).ranks, 4);
+  EXPECT_TRUE(make_launch({}, kMpirun).by_mpi());
   EXPECT_EQ(make_launch({}, kSrun).ranks, 3);
+  EXPECT_TRUE(make_launch(typed({{"transport", "nccl"}}), kSrun).by_mpi());
+}
+
+// Without MPI, at a place that torchrun or the user names.
+TEST(Launch, ProcessesMeetWithoutMpi) {
+  const Launch tcp = make_launch({}, kTorchrun);
+  EXPECT_EQ(tcp.transport, "tcp");
+  EXPECT_EQ(tcp.ranks, 2);
+  EXPECT_EQ(tcp.rendezvous, "tcp:node7:29501") << "its agent listens at MASTER_PORT";
+  EXPECT_FALSE(tcp.by_mpi());
+  EXPECT_EQ(make_launch(typed({{"transport", "nccl"}}), kTorchrun).rendezvous, "tcp:node7:29501");
+  EXPECT_EQ(make_launch(typed({{"rendezvous", "file:/x"}}), kTorchrun).rendezvous, "file:/x");
+  EXPECT_EQ(make_launch(typed({{"rendezvous", "file:/x"}}), kSrun).transport, "tcp");
+  const Launch nccl = make_launch(typed({{"transport", "nccl"}, {"rendezvous", "tcp:a:1"}}), kMpirun);
+  EXPECT_EQ(nccl.ranks, 4);
+  EXPECT_FALSE(nccl.by_mpi());
+  const Environment last_port =
+      with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "65535"}});
+  EXPECT_EQ(make_launch(typed({{"launcher", "torchrun"}}), last_port).rendezvous, "tcp:a:65534");
 }
 
 TEST(Launch, RefusesWhatCannotBe) {
-  RankTexts typed;
-  EXPECT_PART(refusal([&] { return make_launch(typed, kTorchrun); }), "torchrun started 2 processes");
-  EXPECT_PART(refusal([&] { return make_launch(typed, kTorchrun); }), "mpirun -n 2");
-  typed.transport = "pigeons";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "threads, mpi, nccl; got 'pigeons'");
-  typed.transport = "threads";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kMpirun); }), "mpirun started 4 processes");
-  typed = {};
-  typed.ranks = "0";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "--ranks must lie in [1, ");
+  const auto refused = [](std::map<std::string, std::string> options, const Environment& environment) {
+    return refusal([&] { return make_launch(typed(std::move(options)), environment); });
+  };
+  EXPECT_PART(refused({{"transport", "pigeons"}}, kAlone), "threads, mpi, tcp, nccl; got 'pigeons'");
+  EXPECT_PART(refused({{"transport", "threads"}}, kMpirun), "mpirun started 4 processes");
+  EXPECT_PART(refused({{"transport", "threads"}}, kTorchrun), "torchrun started 2 processes");
+  EXPECT_PART(refused({{"ranks", "0"}}, kAlone), "--ranks must lie in [1, ");
+  EXPECT_PART(refused({{"ranks", "3"}}, kTorchrun), "--ranks 3 and 2 processes");
+  EXPECT_PART(refused({{"ranks", "3"}}, kTorchrun), "torchrun --no-python --nproc-per-node 3");
+  EXPECT_PART(refused({{"transport", "tcp"}}, kAlone), "got none from the command line: give --rendezvous");
+  EXPECT_PART(refused({{"transport", "tcp"}}, kSrun), "got none from srun");
+  EXPECT_PART(refused({{"launcher", "torchrun"}}, with({{"RANK", "0"}, {"WORLD_SIZE", "2"}})),
+              "got none from torchrun");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}}, kAlone), "--transport threads: leave it out");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"transport", "mpi"}}, kMpirun), "--transport mpi: leave it out");
   if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
-  typed.ranks = "3";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kMpirun); }), "--ranks 3 and 4 processes");
+  EXPECT_PART(refused({{"ranks", "3"}}, kMpirun), "--ranks 3 and 4 processes");
 }
 
 TEST(Launch, TheLauncherCanBeForced) {
-  RankTexts typed;
-  typed.launcher = "none";
-  EXPECT_EQ(make_launch(typed, kTorchrun).ranks, 1);
-  typed.launcher = "srun";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "--launcher srun");
-  typed.launcher = "ssh";
-  EXPECT_PART(refusal([&] { return make_launch(typed, kAlone); }), "auto, none, mpirun, srun, torchrun; got 'ssh'");
+  EXPECT_EQ(make_launch(typed({{"launcher", "none"}}), kTorchrun).ranks, 1);
+  const auto refused = [](const char* launcher) {
+    return refusal([&] { return make_launch(typed({{"launcher", launcher}}), kAlone); });
+  };
+  EXPECT_PART(refused("srun"), "--launcher srun");
+  EXPECT_PART(refused("ssh"), "auto, none, mpirun, srun, torchrun; got 'ssh'");
 }
 
 TEST(Launch, APlanTakesAnyNumberOfRanks) {
-  RankTexts typed;
-  typed.ranks = "1024";
-  EXPECT_EQ(make_launch_of_plan(typed, kMpirun).ranks, 1024);
-  EXPECT_EQ(make_launch_of_plan(typed, kTorchrun).ranks, 1024);
+  EXPECT_EQ(make_launch_of_plan(typed({{"ranks", "1024"}}), kTorchrun).ranks, 1024);
+  EXPECT_FALSE(make_launch_of_plan(typed({{"ranks", "1024"}, {"transport", "tcp"}}), kAlone).by_mpi());
+  if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
+  EXPECT_EQ(make_launch_of_plan(typed({{"ranks", "1024"}}), kMpirun).ranks, 1024);
 }
 
 }  // namespace

@@ -27,18 +27,28 @@ TEST(Room, MoreThanAHostHasIsRefusedWithNumbers) {
 }
 
 TEST(Staging, IsThatOfTheTransport) {
-  EXPECT_EQ(staging_of("threads", 4, true).host_bytes, 0);
-  EXPECT_EQ(staging_of("threads", 4, true).gpu_bytes, 0);
-  const Staging on_cpu = staging_of("mpi", 4, false), staged = staging_of("mpi", 4, true);
+  const auto staging = [](const char* transport, int ranks, bool on_gpu, const char* rendezvous = "") {
+    Launch launch;
+    launch.transport = transport;
+    launch.rendezvous = rendezvous;
+    launch.ranks = ranks;
+    return staging_of(launch, on_gpu);
+  };
+  EXPECT_EQ(staging("threads", 4, true).host_bytes, 0);
+  EXPECT_EQ(staging("threads", 4, true).gpu_bytes, 0);
+  const Staging on_cpu = staging("mpi", 4, false), staged = staging("mpi", 4, true);
   EXPECT_EQ(staged.host_bytes - on_cpu.host_bytes, staged_staging_bytes(4));
   EXPECT_GT(staged_staging_bytes(4), 0);
   EXPECT_EQ(staged.gpu_bytes, 0);
-  EXPECT_EQ(staging_of("nccl", 4, true).host_bytes, on_cpu.host_bytes);
-  EXPECT_EQ(staging_of("nccl", 4, true).gpu_bytes, nccl_staging_bytes(4));
+  EXPECT_EQ(staging("nccl", 4, true).host_bytes, on_cpu.host_bytes);
+  EXPECT_EQ(staging("nccl", 4, true).gpu_bytes, nccl_staging_bytes(4));
   EXPECT_GT(nccl_staging_bytes(4), 0);
-  for (const char* transport : {"mpi", "nccl"}) {  // a lone rank moves nothing
-    EXPECT_EQ(staging_of(transport, 1, true).host_bytes, 0);
-    EXPECT_EQ(staging_of(transport, 1, true).gpu_bytes, 0);
+  EXPECT_EQ(staging("tcp", 4, false, "file:x").host_bytes, 0);
+  EXPECT_EQ(staging("tcp", 4, true, "file:x").host_bytes, staged_staging_bytes(4));
+  EXPECT_EQ(staging("nccl", 4, true, "file:x").host_bytes, 0) << "no MPI, no messages of it";
+  for (const char* transport : {"mpi", "tcp", "nccl"}) {  // a lone rank moves nothing
+    EXPECT_EQ(staging(transport, 1, true).host_bytes, 0);
+    EXPECT_EQ(staging(transport, 1, true).gpu_bytes, 0);
   }
 }
 

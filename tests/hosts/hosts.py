@@ -117,15 +117,19 @@ class Hosts:
 
     def mpirun(self, mpiexec, *words):
         """The command line that starts the words from host 1, one rank a host in turn."""
-        return [
-            "ip", "netns", "exec", f"{self.prefix}1", "unshare", "-u", "bash", "-c", 'hostname host1; exec "$@"', "bash",
-            mpiexec, "--allow-run-as-root", "--hostfile", str(self.folder / "hosts"), "--map-by", "node",
+        return self.on(
+            1, mpiexec, "--allow-run-as-root", "--hostfile", str(self.folder / "hosts"), "--map-by", "node",
             "--bind-to", "none", "--mca", "plm_rsh_agent", str(self.folder / "agent"), "--mca", "plm_rsh_no_tree_spawn", "1",
             "--mca", "oob_tcp_if_include", "10.77.0.0/24", "--mca", "btl_tcp_if_include", "10.77.0.0/24",
             "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
             "--mca", "oob_tcp_keepalive_time", "3", "--mca", "oob_tcp_keepalive_intvl", "1",
-            "--mca", "oob_tcp_keepalive_probes", "3", *map(str, words),
-        ]  # fmt: skip
+            "--mca", "oob_tcp_keepalive_probes", "3", *words,
+        )  # fmt: skip
+
+    def on(self, host, *words):
+        """The command line that starts the words on one host."""
+        rename = ["unshare", "-u", "bash", "-c", f'hostname host{host}; exec "$@"', "bash"]
+        return ["ip", "netns", "exec", f"{self.prefix}{host}", *rename, *map(str, words)]
 
     def cut(self, host):
         command("ip", "-n", f"{self.prefix}{host}", "link", "set", "eth0", "down")

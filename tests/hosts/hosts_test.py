@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from hosts import Hosts, Refused
@@ -49,6 +50,22 @@ class AcrossHosts(unittest.TestCase):
         for ranks in 2, COUNT:
             many = report("run", *SMALL, "--backward", "--reproducible", ranks=ranks)
             self.assertEqual(many["checksum"], json.loads(alone.stdout)["checksum"])
+
+    def test_processes_that_meet_without_mpi(self):
+        """Two on a host, and no host knows the name of another."""
+        words = ["run", *SMALL, "--backward", "--reproducible", "--quiet", "--json", "-"]
+        alone = subprocess.run([TOOL, *words], capture_output=True, text=True, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for place in "tcp:10.77.0.1:29400", f"file:{folder}/meet":
+                job = []
+                for rank in range(2 * COUNT):
+                    variables = ["env", f"RANK={rank}", f"WORLD_SIZE={2 * COUNT}"]
+                    met = [TOOL, *words, "--launcher", "torchrun", "--rendezvous", place]
+                    command = hosts.on(rank // 2 + 1, *variables, *met)
+                    job.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+                ends = [process.communicate(timeout=120) for process in job]
+                self.assertEqual([process.returncode for process in job], [0] * len(job), ends)
+                self.assertEqual(json.loads(ends[0][0])["checksum"], json.loads(alone.stdout)["checksum"])
 
     def test_verify(self):
         for strategy in STRATEGIES:
