@@ -52,6 +52,9 @@ class DeviceTensor {
   cuda::DeviceBuffer memory_;
 };
 
+// Of every byte of a workspace: numbers, since results that are not finite would be computed again, row by row.
+inline constexpr int kWorkspacePoison = 0x41;
+
 struct DeviceWay {
   std::string kernel = "auto";
   std::vector<std::vector<int>> sweeps = {};
@@ -82,7 +85,8 @@ inline std::string run_on_device(Call& call, const DeviceWay& way) {
   const cuda::Stream stream;
   if (!lse.empty())
     cuda::check(cudaMemcpy(lse_memory.data(), lse.data(), lse.size_bytes(), cudaMemcpyHostToDevice), "copy lse");
-  if (workspace_bytes > 0) cuda::check(cudaMemset(workspace.data(), 0xff, workspace_bytes), "poison the workspace");
+  if (workspace_bytes > 0)
+    cuda::check(cudaMemset(workspace.data(), kWorkspacePoison, workspace_bytes), "poison the workspace");
   cuda::check(cudaDeviceSynchronize(), "prepare");
   ForwardArgs args;
   args.q = q.view();

@@ -38,7 +38,8 @@ inline std::string run_backward_on_device(Call& call, const GradientWay& way) {
   const cuda::Stream stream;
   if (!lse.empty())
     cuda::check(cudaMemcpy(lse_memory.data(), lse.data(), lse.size_bytes(), cudaMemcpyHostToDevice), "copy lse");
-  if (workspace_bytes > 0) cuda::check(cudaMemset(workspace.data(), 0xff, workspace_bytes), "poison the workspace");
+  if (workspace_bytes > 0)
+    cuda::check(cudaMemset(workspace.data(), kWorkspacePoison, workspace_bytes), "poison the workspace");
   cuda::check(cudaDeviceSynchronize(), "prepare");
   BackwardArgs args;
   args.q = q.view();

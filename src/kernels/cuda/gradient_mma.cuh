@@ -265,11 +265,12 @@ class GradientWalk {
             if (column(n) + c < launch_.head_dim)
               sums_[i][0][n][2 * r + c] = __ldcg(from + i * launch_.head_dim + column(n) + c);
     }
-    if (!tile_.continues || meets() || kSums == 0 || !tile_.is_last) return;
-    __syncwarp();  // all four lanes of a row have looked
+    if (!tile_.continues || meets() || kSums == 0) return;
+    __syncwarp();  // all four lanes of a row have looked, before one of them writes the flag, here or when it hands on
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (inside(r) && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // the slot is free again
+      if (tile_.is_last && inside(r) && lane_ % 4 == 0)
+        launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // the slot is free again
   }
 
   __device__ void meet(const Place& at, int slot) {

@@ -148,6 +148,17 @@ TEST_F(CudaBackward, SweepsGiveTheSameAsOne) {
       }
 }
 
+// A sweep between others whose tiles meet nothing: what a row has so far is nothing, and is handed on at once.
+TEST_F(CudaBackward, ASweepThatMeetsNothing) {
+  for (const bool causal : {false, true}) {
+    Problem problem = make_problem(200, 2, causal ? 64 : 24, DType::bf16, causal, {{32, 64, 128}, {1, 2, 4}});
+    problem.pattern.branches[1].head_count = 1;  // head 1 is in the others alone
+    GradientWay way;
+    way.sweeps = {{2}, {1}, {0}};
+    EXPECT_EQ(faults(resolve(problem), 13, way), "");
+  }
+}
+
 TEST_F(CudaBackward, DocumentsGroupsAndPadding) {
   std::int64_t number = 0;
   const auto expect_right = [&](const Problem& problem, std::uint64_t seed) {
