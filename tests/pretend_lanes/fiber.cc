@@ -71,6 +71,9 @@ annulus_begin_fiber:
 #endif
 
 Fiber::~Fiber() {
+#if defined(ANNULUS_LANES_TSAN)
+  if (known_ != nullptr) __tsan_destroy_fiber(known_);
+#endif
   if (stack_ != nullptr) munmap(stack_, kStackBytes);
 }
 

@@ -212,6 +212,7 @@ class Block {
   }
   void arrive_at(std::uint32_t address, std::uint32_t arrivals, std::int32_t bytes) {
     Mbarrier& barrier = at(address);
+    if (barrier.count == kNoCount) fail("an arrival at an mbarrier that nobody has made");
     tell(&barrier);
     if (barrier.pending < arrivals) fail("more arrivals at an mbarrier than it counts");
     barrier.pending = static_cast<std::uint16_t>(barrier.pending - arrivals);

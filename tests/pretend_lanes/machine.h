@@ -3,9 +3,9 @@
 //
 // A block is an OS thread. Of its lanes one runs at a time, until it waits for something or gives way; who is next, how
 // late the copy engine and the tensor cores are and how many blocks run at a time is drawn anew for every block, as
-// much as a GPU may do and more. A hang, lanes that are not where their warp is, and addresses that are not aligned or
-// not the block's end the process with a report. Launches do not overlap, fences do nothing, and static shared
-// variables begin with what the block before has left.
+// much as a GPU may do and more. A hang, lanes that are not where their warp is, and addresses that an instruction
+// of ptx*.cuh may not have, not aligned or not the block's, end the process with a report. Launches do not overlap,
+// fences do nothing, and static shared variables begin with what the block before has left.
 //
 //   ANNULUS_PRETEND_SEED      another order of things: 0
 //   ANNULUS_PRETEND_PATIENCE  seconds without progress that are a hang: 60

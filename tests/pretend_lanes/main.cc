@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
 #if defined(__SANITIZE_ADDRESS__)
   setenv("ANNULUS_TEST_SCALE", "0.01", 0);
 #else
-  setenv("ANNULUS_TEST_SCALE", "0.05", 0);
+  setenv("ANNULUS_TEST_SCALE", "0.1", 0);
 #endif
   setenv("RC_PARAMS", "max_success=3", 0);
   testing::InitGoogleTest(&argc, argv);

@@ -323,7 +323,7 @@ def deal(arguments):
         else:
             broken += 1
             print(f"failed: a process ended with code {worker.returncode} before its share was done", flush=True)
-    return failed + broken, done, most
+    return failed, done, most, broken
 
 
 def main():
@@ -338,10 +338,11 @@ def main():
         share = chosen(arguments.only)[arguments.job :: arguments.jobs]
         print("share:", *judge(share[:: -1 if arguments.job % 2 else 1], arguments.device))
         return 0
-    failed, done, most = judge(chosen(arguments.only), arguments.device) if arguments.jobs == 1 else deal(arguments)
-    verdict = "failed" if failed else "passed"
+    alone = arguments.jobs == 1
+    failed, done, most, broken = (*judge(chosen(arguments.only), arguments.device), 0) if alone else deal(arguments)
+    verdict = "failed" if failed or broken else "passed"
     print(f"{verdict}: {done - failed} of {done} problems; the largest error takes {most:.2f} of its bound")
-    return 1 if failed or not done else 0
+    return 1 if failed or broken or not done else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The judge of grid.py on some problems of its grid, on the CPU: it lets the right results pass, and no others."""
 
+import sys
+
 import grid
 import pytest
 
@@ -36,6 +38,28 @@ def test_blocks_that_see_nothing_of_each_other_are_judged_apart():
 )
 def test_results_of_another_problem_do_not(wanted, changes, monkeypatch):
     assert all(faults({**SOME, **wanted}, monkeypatch, **changes))
+
+
+FEW = ["tokens=1", "segments=10", "heads=1", "head_dim=8", "dtype=fp32"]
+
+
+def judged(jobs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["grid.py", "--device", "cpu", "--jobs", str(jobs), *FEW])
+    return grid.main(), capsys.readouterr().out
+
+
+def test_processes_share_the_problems(capsys, monkeypatch):
+    (alone, one), (together, two) = judged(1, capsys, monkeypatch), judged(2, capsys, monkeypatch)
+    assert (alone, together) == (0, 0)
+    assert one.splitlines()[-1] == two.splitlines()[-1]  # the same problems with the same numbers
+
+
+def test_a_process_that_breaks_is_a_failure(capsys, monkeypatch):
+    monkeypatch.setenv("ANNULUS_LIBRARY", "none")
+    code, said = judged(2, capsys, monkeypatch)
+    assert code == 1
+    assert said.count("a process ended with code") == 2
+    assert "failed: 0 of 0 problems" in said
 
 
 @pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])

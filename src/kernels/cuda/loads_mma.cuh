@@ -39,4 +39,5 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t str
     });
   }
 }
+
 }  // namespace annulus::cuda::mma

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) for_each_row(const Shape shape, cons
 }
 
 template <class F>
-void start_over(const Shape& shape, cudaStream_t stream, const F& f) {
+void start_rows(const Shape& shape, cudaStream_t stream, const F& f) {
   if (shape.count() == 0 || shape.width == 0) return;
   const std::int64_t blocks = (shape.count() + kThreads / 32 - 1) / (kThreads / 32);
   cuda::start(for_each_row<F>, std::min<std::int64_t>(blocks, 1 << 16), kThreads, stream, kStart, shape, f);
@@ -215,24 +215,24 @@ __global__ void scale(float2* sums, std::int64_t count, float factor) {
 void copy(const ConstTensorView& from, const TensorView& to, cudaStream_t stream) {
   const Shape shape(to);
   with_type(to.dtype, [&]<class T>() {
-    start_over(shape, stream, Copy<T>{tensor<const T>(from), tensor<T>(to), shape.width});
+    start_rows(shape, stream, Copy<T>{tensor<const T>(from), tensor<T>(to), shape.width});
   });
 }
 
 void add(const ConstTensorView& source, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start_over(shape, stream, Add{tensor<const float>(source), tensor<float>(target), shape.width});
+  start_rows(shape, stream, Add{tensor<const float>(source), tensor<float>(target), shape.width});
 }
 
 void clear(const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start_over(shape, stream, Clear{tensor<float>(target), shape.width});
+  start_rows(shape, stream, Clear{tensor<float>(target), shape.width});
 }
 
 void round(const ConstTensorView& source, float factor, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
   with_type(target.dtype, [&]<class T>() {
-    start_over(shape, stream, Round<T>{tensor<const float>(source), tensor<T>(target), shape.width, factor});
+    start_rows(shape, stream, Round<T>{tensor<const float>(source), tensor<T>(target), shape.width, factor});
   });
 }
 
@@ -244,7 +244,7 @@ void scale_maxima(float2* sums, std::int64_t count, float factor, cudaStream_t s
 void merge(const ConstTensorView& out, const ConstTensorView& lse, const States& states, std::int64_t head,
            const Rows& rows, cudaStream_t stream) {
   const Shape shape(out);
-  start_over(
+  start_rows(
       shape, stream,
       Merge{tensor<const float>(out), tensor<const float>(lse), states, head, rows.first, rows.stride, shape.width});
 }
@@ -252,7 +252,7 @@ void merge(const ConstTensorView& out, const ConstTensorView& lse, const States&
 void finish(const States& states, float scale, const TensorView& out, float* lse, cudaStream_t stream) {
   const Shape shape(out);
   with_type(out.dtype, [&]<class T>() {
-    start_over(shape, stream, Finish<T>{states, tensor<T>(out), lse, scale, shape.width});
+    start_rows(shape, stream, Finish<T>{states, tensor<T>(out), lse, scale, shape.width});
   });
 }
 
@@ -260,10 +260,10 @@ void dot(const ConstTensorView& dout, const ConstTensorView& out, float factor, 
   const Shape shape(dout);
   with_type(dout.dtype, [&]<class T>() {
     if (out.dtype == DType::fp32)
-      return start_over(shape, stream,
+      return start_rows(shape, stream,
                         Dot<T, float>{tensor<const T>(dout), tensor<const float>(out), delta, factor, shape.rows,
                                       shape.heads, shape.width});
-    start_over(
+    start_rows(
         shape, stream,
         Dot<T, T>{tensor<const T>(dout), tensor<const T>(out), delta, factor, shape.rows, shape.heads, shape.width});
   });
@@ -277,7 +277,7 @@ void reorder(const float* from, std::int64_t heads, std::int64_t tokens, const S
 
 void add_sums(const float* sums, const SumLayout& layout, const TensorView& target, cudaStream_t stream) {
   const Shape shape(target);
-  start_over(shape, stream, AddSums{sums, layout, tensor<float>(target), shape.heads, shape.width});
+  start_rows(shape, stream, AddSums{sums, layout, tensor<float>(target), shape.heads, shape.width});
 }
 
 }  // namespace annulus::cuda::ops

@@ -150,7 +150,7 @@ TEST_F(CudaRanks, LongGroups) {
         const Yardstick yardstick(problem, inputs);
         for (const Strategy strategy : {Strategy::automatic, Strategy::exchange, Strategy::reshard, Strategy::ring})
           for (const char* kernel : {"auto", "mma"}) {
-            if (!support::is_taken(ways++)) continue;
+            if (!support::is_taken(ways++, 0.3)) continue;
             EXPECT_EQ(faults(problem, inputs, yardstick, {.ranks = 4}, {.strategy = strategy, .slot_bytes = 300'000},
                              {.options = {.instruction_set = kernel, .device = "cuda:0"}}),
                       "");
@@ -195,7 +195,7 @@ TEST_F(CudaRanks, ReproducibleBits) {
   for (const auto& [dtype, gradient] :
        {std::pair{DType::bf16, Gradient::exact}, {DType::fp32, Gradient::exact}, {DType::bf16, Gradient::detached}})
     for (const bool causal : {false, true}) {
-      if (!support::is_taken(number++)) continue;
+      if (!support::is_taken(number++, 0.3)) continue;
       Problem problem;
       problem.tokens = 700;
       problem.heads = 2;
@@ -262,7 +262,7 @@ TEST_F(CudaRanks, ZeroKeys) {
       options.reproducible = reproducible;
       for (const int ranks : {1, 3})
         for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped}) {
-          if (!support::is_taken(number++)) continue;
+          if (!support::is_taken(number++, 0.5)) continue;
           EXPECT_EQ(faults(problem, inputs, yardstick, {.ranks = ranks, .layout = layout}, options), "");
         }
     }

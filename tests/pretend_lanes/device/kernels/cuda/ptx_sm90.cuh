@@ -87,11 +87,14 @@ inline void store_matrix_x4(std::uint32_t to, std::uint32_t a, std::uint32_t b, 
   for (unsigned i = 0; i < 4; ++i)
     *reinterpret_cast<std::uint32_t*>(machine::shared_place(rows[8 * i + lane / 4] + lane % 4 * 4, 4)) = words[i];
 }
-inline uint4 load_shared_16(std::uint32_t address) {
-  return *reinterpret_cast<const uint4*>(machine::shared_place(address, 16));
+inline uint4* aligned_16(std::uint32_t address) {
+  std::byte* const place = machine::shared_place(address, 16);
+  machine::require_aligned(place, 16);
+  return reinterpret_cast<uint4*>(place);
 }
+inline uint4 load_shared_16(std::uint32_t address) { return *aligned_16(address); }
 inline void store_shared_16(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  *reinterpret_cast<uint4*>(machine::shared_place(address, 16)) = {a, b, c, d};
+  *aligned_16(address) = {a, b, c, d};
 }
 
 // ---- Arithmetic
