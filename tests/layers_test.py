@@ -41,8 +41,8 @@ FOREIGN = {
     "nlohmann/": ["src/cli/"],
 }
 
-# Everything else in <angle brackets> is the C++ or C standard library, or POSIX.
-POSIX = re.compile(r"(sys/\w+|netinet/\w+|netdb|fcntl|unistd|pthread|sched|dirent|poll|cpuid|dlfcn)\.h")
+# Everything else in <angle brackets> is the C++ or C standard library, or POSIX (ifaddrs.h: nearly).
+POSIX = re.compile(r"(sys/\w+|netinet/\w+|arpa/\w+|ifaddrs|netdb|fcntl|unistd|pthread|sched|dirent|poll|cpuid|dlfcn)\.h")
 STANDARD = re.compile(r"[a-z_0-9]+")
 C_STANDARD = {"stddef.h", "stdint.h"}  # in the C ABI's header
 

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "transport/meeting.h"
+
 namespace annulus::cli {
 namespace {
 
@@ -20,9 +22,9 @@ std::optional<int> number(const Environment& environment, const char* variable) 
 
 std::optional<Launcher> launcher_by(const Environment& environment, const char* name, const char* size,
                                     const char* rank) {
-  const auto processes = number(environment, size);
-  if (!processes || *processes < 1) return std::nullopt;
-  return Launcher{name, *processes, number(environment, rank).value_or(0)};
+  const auto processes = number(environment, size), process = number(environment, rank);
+  if (!processes || !process || *process >= *processes) return std::nullopt;
+  return Launcher{name, *processes, *process};
 }
 
 // The launcher that --launcher forces, as far as its variables say how many processes there are.
@@ -50,7 +52,7 @@ Launcher forced_launcher(const std::string& name, const Environment& environment
 }
 
 std::string transport_of(const RankTexts& typed, const Launcher& launcher) {
-  const bool meets = typed.rendezvous && launcher.processes > 1;
+  const bool meets = typed.rendezvous && launcher.name != "none";
   const std::string transport = typed.transport.value_or(meets ? "tcp" : usual_transport(launcher));
   if (transport != "threads" && transport != "mpi" && transport != "tcp" && transport != "nccl")
     throw InvalidArgument("--transport must be one of threads, mpi, tcp, nccl; got '" + transport +
@@ -82,11 +84,8 @@ Launch begin_launch(const RankTexts& typed, const Environment& environment) {
   Launch launch;
   launch.launcher = forced_launcher(typed.launcher, environment);
   launch.transport = transport_of(typed, launch.launcher);
+  if (typed.rendezvous) check_place(*typed.rendezvous);
   launch.rendezvous = rendezvous_of(typed, launch, environment).value_or("unknown");
-  if (launch.by_mpi() && !built_with_mpi())
-    throw Unsupported("--transport " + launch.transport +
-                      " needs a build with MPI; this one has none: build with libopenmpi-dev installed, or let "
-                      "processes meet elsewhere: --transport tcp or nccl, with --rendezvous");
   return launch;
 }
 
@@ -143,6 +142,10 @@ Launch make_launch(const RankTexts& typed, const Environment& environment) {
                           count + " and " + processes + ": start mpirun -n " + count +
                           " or torchrun --no-python --nproc-per-node " + count + ", or leave --ranks out");
   }
+  if (launch.by_mpi() && !built_with_mpi())
+    throw Unsupported("--transport " + launch.transport +
+                      " needs a build with MPI; this one has none: build with libopenmpi-dev installed, or let "
+                      "processes meet elsewhere: --transport tcp or nccl, with --rendezvous");
   if (!rendezvous_of(typed, launch, environment))
     throw InvalidArgument("--transport " + launch.transport + " needs a place where processes meet; got none from " +
                           (launcher.name == "none" ? "the command line" : launcher.name) +

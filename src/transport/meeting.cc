@@ -58,14 +58,26 @@ std::span<std::byte> bytes_of(T& value) {
 
 class Meeting {
  public:
-  Meeting(int rank, int size, std::chrono::milliseconds timeout)
-      : rank_(rank), timeout_(timeout), deadline_(Clock::now() + timeout), sockets_(static_cast<std::size_t>(size)) {}
+  Meeting(int rank, int size, const TransportOptions& options)
+      : rank_(rank),
+        timeout_(options.timeout),
+        stop_(options.stop),
+        deadline_(Clock::now() + options.timeout),
+        sockets_(static_cast<std::size_t>(size)) {}
 
   std::vector<Socket> receive_all(const Place& place);
   std::vector<Socket> go_to(const Place& place);
 
  private:
   int size() const { return static_cast<int>(sockets_.size()); }
+  // When to look again whether to give up.
+  Deadline soon(std::chrono::milliseconds time = std::chrono::milliseconds(100)) const {
+    if (stop_ != nullptr && *stop_)
+      throw TransportError("rank " + std::to_string(rank_) +
+                           " gave up: it was told to stop while it waited for others to come to the rendezvous");
+    return std::min(deadline_, Clock::now() + time);
+  }
+  bool is_over() const { return Clock::now() >= deadline_; }
   std::vector<HostPort> addresses_in(const std::string& file) const;
   Hello accept_one(const Socket& listener);
   [[noreturn]] void missing(const std::string& whom) const {
@@ -75,6 +87,7 @@ class Meeting {
 
   int rank_;
   std::chrono::milliseconds timeout_;
+  const std::atomic<bool>* stop_;
   Deadline deadline_;
   std::vector<Socket> sockets_;
 };
@@ -82,7 +95,8 @@ class Meeting {
 // The next rank that comes and is of this group.
 Hello Meeting::accept_one(const Socket& listener) {
   for (;;) {
-    Socket socket = listener.accepted(deadline_);
+    Socket socket = listener.accepted(soon());
+    if (!socket.is_open() && !is_over()) continue;
     if (!socket.is_open()) {
       std::string absent;
       for (int peer = rank_ == 0 ? 1 : rank_ + 1; peer < size(); ++peer)
@@ -91,8 +105,8 @@ Hello Meeting::accept_one(const Socket& listener) {
       missing(absent);
     }
     Hello other;
-    const Deadline soon = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
-    if (!socket.read_all(bytes_of(other), soon) || other.magic != Hello::kMagic) continue;  // a stranger
+    const Deadline at_once = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
+    if (!socket.read_all(bytes_of(other), at_once) || other.magic != Hello::kMagic) continue;  // a stranger
     if (other.size != size() || other.rank <= rank_ || other.rank >= size() ||
         sockets_[static_cast<std::size_t>(other.rank)].is_open())
       throw TransportError("a rendezvous has each rank once, and one size; got rank " + std::to_string(other.rank) +
@@ -142,12 +156,13 @@ std::vector<Socket> Meeting::go_to(const Place& place) {
   Socket& first = sockets_.front();
   do {  // a file may be an earlier job's, until rank 0 has written its own
     for (const HostPort& address : place.file.empty() ? std::vector{place.address} : addresses_in(place.file))
-      if (!first.is_open())
-        first = Socket::connected(address, std::min(deadline_, Clock::now() + std::chrono::milliseconds(500)));
-  } while (!first.is_open() && Clock::now() < deadline_);
+      if (!first.is_open()) first = Socket::connected(address, soon(std::chrono::milliseconds(500)));
+  } while (!first.is_open() && !is_over());
   Hello own{.rank = rank_, .size = size(), .port = listener.port()};
   if (first.is_open()) first.own_address().copy(own.host, sizeof own.host - 1);
   if (!first.is_open() || !first.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) missing("rank 0");
+  while (!first.can_read(soon()) && !is_over()) {
+  }
   if (!first.read_all(std::as_writable_bytes(std::span(all)), deadline_)) missing("rank 0, or one that it waits for,");
   for (int peer = 1; peer < rank_; ++peer) {
     const Hello& other = all[static_cast<std::size_t>(peer)];
@@ -162,7 +177,7 @@ std::vector<Socket> Meeting::go_to(const Place& place) {
 
 // Of rank 0: its name, and its numbers for those who do not know the name.
 std::vector<HostPort> Meeting::addresses_in(const std::string& file) const {
-  while (Clock::now() < deadline_) {
+  while (soon() < deadline_) {
     std::vector<HostPort> addresses;
     std::ifstream stream(file);
     for (std::string line; std::getline(stream, line);)
@@ -175,10 +190,12 @@ std::vector<HostPort> Meeting::addresses_in(const std::string& file) const {
 
 }  // namespace
 
-std::vector<Socket> meet(int rank, int size, const std::string& place, std::chrono::milliseconds timeout) {
+void check_place(const std::string& place) { (void)parse(place); }
+
+std::vector<Socket> meet(int rank, int size, const std::string& place, const TransportOptions& options) {
   const Place parsed = parse(place);
   if (size == 1) return std::vector<Socket>(1);
-  Meeting meeting(rank, size, timeout);
+  Meeting meeting(rank, size, options);
   return rank == 0 ? meeting.receive_all(parsed) : meeting.go_to(parsed);
 }
 

@@ -5,11 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "annulus/transport.h"
 #include "transport/sockets.h"
 
 namespace annulus {
 
 // A socket for every rank, in order; the own one is not open. `place` is tcp:HOST:PORT or file:PATH.
-std::vector<Socket> meet(int rank, int size, const std::string& place, std::chrono::milliseconds timeout);
+std::vector<Socket> meet(int rank, int size, const std::string& place, const TransportOptions& options);
+// Throws InvalidArgument where it is neither.
+void check_place(const std::string& place);
 
 }  // namespace annulus

@@ -134,6 +134,8 @@ bool Socket::wait_for(short events, Deadline deadline) const {
   }
 }
 
+bool Socket::can_read(Deadline deadline) const { return wait_for(POLLIN, deadline); }
+
 std::int64_t Socket::write_some(std::span<const std::byte> bytes) {
   const auto count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return count >= 0 ? count : would_block() ? 0 : -1;

@@ -41,6 +41,7 @@ class Socket {
   std::uint16_t port() const;
   std::string own_address() const;  // of this end, as numbers; empty where it is loopback
 
+  bool can_read(Deadline) const;                               // or the other end is gone; false at the deadline
   bool write_all(std::span<const std::byte> bytes, Deadline);  // false: closed, or too late
   bool read_all(std::span<std::byte> bytes, Deadline);
 

@@ -1,7 +1,8 @@
 // Packed messages over TCP, a connection for every pair of ranks. On a connection travel letters, a head and a body
 // each: messages, and what ranks tell each other about how they are. Messages are written straight from the sender's
 // memory, and read straight into the receiver's where it expects them; what comes earlier is kept until it is asked
-// for, so no letter is stuck behind one that nobody wants yet. `wait` is over when the system has taken the last byte.
+// for, so no letter is stuck behind one that nobody wants yet. Short messages are sent when the system has taken the
+// last byte, long ones when the receiver says that it has taken them: nobody keeps more than one exchange of a peer's.
 //
 // A connection that ends without a word of leave is a lost rank: the others know at once. One that is only silent is
 // found by the vigil.
@@ -11,6 +12,7 @@
 #include <array>
 #include <deque>
 #include <mutex>
+#include <new>
 
 #include "annulus/carrier.h"
 #include "annulus/rendezvous.h"
@@ -24,7 +26,9 @@ namespace {
 using Clock = Vigil::Clock;
 using std::chrono::milliseconds;
 
-enum class Kind : std::int64_t { message, ask, report, failure, leave };
+constexpr std::size_t kLong = 65536;  // bytes of a message
+
+enum class Kind : std::int64_t { message, taken, ask, report, failure, leave };
 
 struct Head {
   Kind kind = Kind::ask;
@@ -39,27 +43,41 @@ struct Letter {
   std::vector<std::byte> body;
 };
 
-// Bytes on their way out: own ones, or lent by the exchange under way.
+// A letter on its way out; the body of a message is lent by the exchange under way.
 struct Outgoing {
   std::vector<std::byte> own;
-  std::span<const std::byte> left;  // not yet written
+  std::span<const std::byte> own_left, lent_left;  // not yet written
 
-  explicit Outgoing(std::span<const std::byte> lent) : left(lent) {}
-  explicit Outgoing(std::vector<std::byte> bytes) : own(std::move(bytes)), left(own) {}
+  explicit Outgoing(std::vector<std::byte> bytes, std::span<const std::byte> lent = {})
+      : own(std::move(bytes)), own_left(own), lent_left(lent) {}
   Outgoing(Outgoing&&) noexcept = default;  // the bytes of a vector stay where they are
   Outgoing& operator=(Outgoing&&) noexcept = default;
-  bool is_lent() const { return own.empty(); }
+  bool has_begun() const { return own_left.size() < own.size(); }
+  bool is_over() const { return own_left.empty() && lent_left.empty(); }
+  void own_all() {
+    std::vector rest(own_left.begin(), own_left.end());
+    rest.insert(rest.end(), lent_left.begin(), lent_left.end());
+    *this = Outgoing(std::move(rest));
+  }
 };
 
 // One end of a connection.
 struct Line {
   Socket socket;
   std::deque<Outgoing> out;
+  int untaken = 0;  // long messages that went out here
   Letter reading;
   std::span<std::byte> expected;  // where the body that is being read goes, if the exchange under way expects it
+  bool drops = false;             // or nowhere
   std::size_t read_bytes = 0;     // of its head and body
   std::deque<Letter> messages;    // arrived, and not asked for yet
   bool left = false;
+
+  bool is_through() const { return !socket.is_open() || (out.empty() && untaken == 0); }
+  void close() {
+    socket = {};
+    out.clear();
+  }
 };
 
 class TcpCarrier final : public Carrier {
@@ -79,18 +97,21 @@ class TcpCarrier final : public Carrier {
  private:
   Line& line(int peer) { return lines_[static_cast<std::size_t>(peer)]; }
   void write(int peer, const Head& head, std::span<const std::byte> body = {});
+  void send(const PackedMessage& message);
   void progress();
-  void flush(int peer);
+  bool flush(int peer);
   void read(int peer);
   void begin_body(int peer);
+  void end_body(int peer);
   void open(int peer, Letter letter);
   void deliver();
+  void take(int peer, std::size_t bytes);
   void let_go();
   bool is_through() const;
   void look_around();
   std::vector<pollfd> open_ends() const;
   void sleep(milliseconds time) const;
-  void flush_all(milliseconds time);
+  void flush_all(milliseconds quiet, milliseconds most);
   std::vector<int> waited_for() const;
   void fail(const std::string& text);
   void write_failure(int peer);
@@ -118,7 +139,7 @@ TcpCarrier::~TcpCarrier() {
       write_failure(peer);
     else
       write(peer, {.kind = Kind::leave});
-  flush_all(milliseconds(500));
+  flush_all(milliseconds(500), options_.timeout);
   for (Line& each : lines_) each.socket.end_writing();
   std::array<std::byte, 4096> unread;
   for (const auto end = Clock::now() + milliseconds(300); Clock::now() < end;) {
@@ -140,11 +161,7 @@ void TcpCarrier::post(const PackedExchange& exchange) {
     at_ = {exchange.plan, exchange.step, 0};
     check_failure();
     receives_ = exchange.receives;
-    for (const PackedMessage& send : exchange.sends) {
-      const auto bytes = static_cast<std::int64_t>(send.bytes.size());
-      write(send.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes});
-      if (line(send.peer).socket.is_open()) line(send.peer).out.emplace_back(std::span<const std::byte>(send.bytes));
-    }
+    for (const PackedMessage& message : exchange.sends) send(message);
     progress();
     check_failure();
   }
@@ -177,10 +194,7 @@ void TcpCarrier::wait() {
 }
 
 // All has arrived, and all is on its way: what lay here would move no further until the next call.
-bool TcpCarrier::is_through() const {
-  return receives_.empty() &&
-         std::ranges::all_of(lines_, [](const Line& each) { return !each.socket.is_open() || each.out.empty(); });
-}
+bool TcpCarrier::is_through() const { return receives_.empty() && std::ranges::all_of(lines_, &Line::is_through); }
 
 // To be polled: until something can be read, or more be written.
 std::vector<pollfd> TcpCarrier::open_ends() const {
@@ -197,12 +211,19 @@ void TcpCarrier::sleep(milliseconds time) const {
 }
 
 void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> body) {
-  Line& to = line(peer);
-  if (!to.socket.is_open()) return;
+  if (!line(peer).socket.is_open()) return;
   const auto bytes = std::as_bytes(std::span(&head, 1));
   std::vector<std::byte> letter(bytes.begin(), bytes.end());
   letter.insert(letter.end(), body.begin(), body.end());
-  to.out.emplace_back(std::move(letter));
+  line(peer).out.emplace_back(std::move(letter));
+}
+
+void TcpCarrier::send(const PackedMessage& message) {
+  if (!line(message.peer).socket.is_open()) return;
+  const auto bytes = static_cast<std::int64_t>(message.bytes.size());
+  write(message.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes});
+  line(message.peer).out.back().lent_left = message.bytes;
+  if (message.bytes.size() > kLong) ++line(message.peer).untaken;
 }
 
 void TcpCarrier::progress() {
@@ -215,51 +236,54 @@ void TcpCarrier::progress() {
     if (line(peer).socket.is_open()) flush(peer);  // answers
 }
 
-void TcpCarrier::flush(int peer) {
-  constexpr std::size_t kLong = 65536;
+// Whether anything has moved.
+bool TcpCarrier::flush(int peer) {
   Line& to = line(peer);
+  bool has_moved = false;
   while (!to.out.empty()) {
     Outgoing& first = to.out.front();
-    const std::int64_t written = to.socket.write_some(first.left);
-    if (written <= 0) return;                                         // a lost end is noticed when reading
-    if (first.left.size() >= kLong) vigil_.hear(peer, Clock::now());  // its end has read what was before
-    first.left = first.left.subspan(static_cast<std::size_t>(written));
-    if (first.left.empty()) to.out.pop_front();
+    const bool is_lent = first.own_left.empty();
+    std::span<const std::byte>& left = is_lent ? first.lent_left : first.own_left;
+    const std::int64_t written = to.socket.write_some(left);
+    if (written <= 0) break;  // a lost end is noticed when reading
+    has_moved = true;
+    if (left.size() >= kLong) vigil_.hear(peer, Clock::now());  // its end has read what was before
+    if (is_lent) vigil_.moved(Clock::now());
+    left = left.subspan(static_cast<std::size_t>(written));
+    if (first.is_over()) to.out.pop_front();
   }
+  return has_moved;
 }
 
 void TcpCarrier::read(int peer) {
   Line& from = line(peer);
   Letter& letter = from.reading;
+  std::array<std::byte, 4096> nowhere;
   for (;;) {
     const bool in_head = from.read_bytes < sizeof(Head);
     const std::size_t at = in_head ? from.read_bytes : from.read_bytes - sizeof(Head);
-    const std::span whole = in_head                 ? std::as_writable_bytes(std::span(&letter.head, 1))
-                            : from.expected.empty() ? std::span<std::byte>(letter.body)
-                                                    : from.expected;
-    if (at < whole.size()) {
-      const std::int64_t count = from.socket.read_some(whole.subspan(at));
-      if (count == 0) return;
-      if (count < 0) {
-        from.socket = {};
-        if (!from.left)
-          fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
-               " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
-        return;
-      }
-      from.read_bytes += static_cast<std::size_t>(count);
-      vigil_.hear(peer, Clock::now());
-      if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
-      if (in_head && from.read_bytes == sizeof(Head)) begin_body(peer);
+    const std::size_t left = (in_head ? sizeof(Head) : static_cast<std::size_t>(letter.head.body_bytes)) - at;
+    if (left == 0) {
+      end_body(peer);
       continue;
     }
-    from.read_bytes = 0;
-    if (std::exchange(from.expected, {}).empty()) {
-      open(peer, std::exchange(letter, {}));
-    } else {
-      letter = {};
-      std::erase_if(receives_, [&](const PackedMessage& receive) { return receive.peer == peer; });
+    const std::span<std::byte> to = in_head      ? std::as_writable_bytes(std::span(&letter.head, 1)).subspan(at)
+                                    : from.drops ? std::span(nowhere).first(std::min(left, nowhere.size()))
+                                    : from.expected.empty() ? std::span(letter.body).subspan(at)
+                                                            : from.expected.subspan(at);
+    const std::int64_t count = from.socket.read_some(to);
+    if (count == 0) return;
+    if (count < 0) {
+      from.close();
+      if (!from.left)
+        fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
+             " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
+      return;
     }
+    from.read_bytes += static_cast<std::size_t>(count);
+    vigil_.hear(peer, Clock::now());
+    if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
+    if (in_head && from.read_bytes == sizeof(Head)) begin_body(peer);
   }
 }
 
@@ -272,10 +296,27 @@ void TcpCarrier::begin_body(int peer) {
     const auto bytes = static_cast<std::int64_t>(receive->bytes.size());
     return from.messages.empty() && head.frame == Frame{at_.plan, at_.step, bytes} && head.body_bytes == bytes;
   };
-  if (head.kind == Kind::message && receive != receives_.end() && is_expected())
+  if (head.kind == Kind::message && failed_)
+    from.drops = true;
+  else if (head.kind == Kind::message && receive != receives_.end() && is_expected())
     from.expected = receive->bytes;
   else
     from.reading.body.resize(static_cast<std::size_t>(head.body_bytes));
+}
+
+void TcpCarrier::end_body(int peer) {
+  Line& from = line(peer);
+  from.read_bytes = 0;
+  Letter letter = std::exchange(from.reading, {});
+  if (std::exchange(from.drops, false)) return;
+  const std::span<std::byte> expected = std::exchange(from.expected, {});
+  if (expected.empty()) return open(peer, std::move(letter));
+  std::erase_if(receives_, [&](const PackedMessage& receive) { return receive.peer == peer; });
+  take(peer, expected.size());
+}
+
+void TcpCarrier::take(int peer, std::size_t bytes) {
+  if (bytes > kLong) write(peer, {.kind = Kind::taken});
 }
 
 void TcpCarrier::open(int peer, Letter letter) {
@@ -285,6 +326,10 @@ void TcpCarrier::open(int peer, Letter letter) {
   switch (head.kind) {
     case Kind::message:
       line(peer).messages.push_back(std::move(letter));
+      break;
+    case Kind::taken:
+      line(peer).untaken = std::max(line(peer).untaken - 1, 0);  // none, where the exchange has failed
+      vigil_.moved(now);
       break;
     case Kind::ask: {
       const Report report = waiting_ ? vigil_.report(waited_for(), at_.step, now) : Report{.step = at_.step};
@@ -328,6 +373,7 @@ void TcpCarrier::deliver() {
       return fail(disagreement(peer, messages.front().head.frame, rank_, expected));
     std::ranges::copy(messages.front().body, bytes.begin());
     messages.pop_front();
+    take(peer, bytes.size());
     receives_.erase(receives_.begin() + static_cast<std::ptrdiff_t>(i));
     vigil_.moved(Clock::now());
   }
@@ -338,7 +384,7 @@ std::vector<int> TcpCarrier::waited_for() const {
   for (const PackedMessage& receive : receives_) peers.push_back(receive.peer);
   for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
     const Line& to = lines_[static_cast<std::size_t>(peer)];
-    if (to.socket.is_open() && !to.out.empty() && std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+    if (!to.is_through() && std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
   }
   return peers;
 }
@@ -361,14 +407,20 @@ void TcpCarrier::look_around() {
 }
 
 // The exchange under way has failed, and its memory is left alone. Messages that have begun go on to their ends, from a
-// copy and into one: behind them is why.
+// copy and to nowhere: behind them is why.
 void TcpCarrier::let_go() {
   receives_.clear();
   for (Line& each : lines_) {
-    if (!std::exchange(each.expected, {}).empty())
-      each.reading.body.resize(static_cast<std::size_t>(each.reading.head.body_bytes));
-    for (Outgoing& out : each.out)
-      if (out.is_lent()) out = Outgoing(std::vector(out.left.begin(), out.left.end()));
+    each.untaken = 0;
+    if (!std::exchange(each.expected, {}).empty()) each.drops = true;
+    const auto is_lent = [](const Outgoing& letter) { return !letter.lent_left.empty(); };
+    std::erase_if(each.out, [&](const Outgoing& letter) { return is_lent(letter) && !letter.has_begun(); });
+    try {
+      for (Outgoing& letter : each.out)
+        if (is_lent(letter)) letter.own_all();
+    } catch (const std::bad_alloc&) {
+      each.close();  // which the other end notices
+    }
   }
 }
 
@@ -379,7 +431,7 @@ void TcpCarrier::fail(const std::string& text) {
   failure_ = text.substr(0, 4096);
   let_go();
   for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) write_failure(peer);
-  flush_all(milliseconds(100));
+  flush_all(milliseconds(100), milliseconds(100));
 }
 
 void TcpCarrier::write_failure(int peer) {
@@ -387,16 +439,17 @@ void TcpCarrier::write_failure(int peer) {
         std::as_bytes(std::span(failure_)));
 }
 
-void TcpCarrier::flush_all(milliseconds time) {
-  const auto end = Clock::now() + time;
-  for (;;) {
+// Until all is written, nothing has moved for a while, or it took too long.
+void TcpCarrier::flush_all(milliseconds quiet, milliseconds most) {
+  auto moved = Clock::now();
+  for (const auto end = moved + most; Clock::now() < end && Clock::now() - moved < quiet;) {
     bool empty = true;
     for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
       if (!line(peer).socket.is_open()) continue;
-      flush(peer);
+      if (flush(peer)) moved = Clock::now();
       empty = empty && line(peer).out.empty();
     }
-    if (empty || Clock::now() > end) return;
+    if (empty) return;
     sleep(milliseconds(1));
   }
 }
@@ -425,7 +478,7 @@ std::unique_ptr<Transport> make_rendezvous_transport(int rank, int size, const s
     throw InvalidArgument("a rank lies in [0, size) of its group; got rank " + std::to_string(rank) + " of " +
                           std::to_string(size) + ": give the rank of this process");
   return make_carried_transport(rank, size,
-                                std::make_unique<TcpCarrier>(rank, meet(rank, size, place, options.timeout), options));
+                                std::make_unique<TcpCarrier>(rank, meet(rank, size, place, options), options));
 }
 
 }  // namespace annulus

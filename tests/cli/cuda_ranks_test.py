@@ -38,6 +38,10 @@ def job(ranks, *words):
 
 
 class CudaRanksTest(CliTest):
+    def need_mpirun(self):
+        if shutil.which(MPIEXEC[0]) is None:
+            self.skipTest(f"{MPIEXEC[0]} is not here")
+
     def need(self, transport):
         if transport not in info()["transports"]:
             self.skipTest(f"`annulus info` shows no transport {transport}")
@@ -64,6 +68,7 @@ class CudaRanks(CudaRanksTest):
                     self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", *words])
 
     def processes(self, transport):
+        self.need_mpirun()
         self.need(transport)
         for ranks in 2, 4:
             for strategy in STRATEGIES:
@@ -114,6 +119,7 @@ class Patience(CudaRanksTest):
     def test_a_slow_gpu_is_not_a_lost_rank(self):
         if not IS_PRETEND:
             self.skipTest("a real GPU is never that slow")
+        self.need_mpirun()
         # The shards are so uneven that one rank has nothing to do for several times the deadline.
         words = ["--tokens", "1500", "--heads", "4", "--segments", "1500", "--dilations", "1", "--boundaries", "0,1,1500"]
         words += ["--dtype", "fp32", "--timeout", "0.5", "--strategy", "exchange", "--device", "cuda", "--json", "s.json"]
@@ -134,6 +140,7 @@ class Faults(CudaRanksTest):
         return [*words, "--backward", "--min-seconds", "4"] if backward else [*words, "--min-seconds", "100000"]
 
     def hurt(self, transport, a_signal, backward=False):
+        self.need_mpirun()
         words = self.words(transport, backward)
         started = Job(self, *job(3, *words))
         if backward:
@@ -188,9 +195,6 @@ class Faults(CudaRanksTest):
 
 
 if __name__ == "__main__":
-    if shutil.which(MPIEXEC[0]) is None:
-        print(f"Skipped: {MPIEXEC[0]} is not here")
-        sys.exit(77)
     if info()["gpu"] is None:
         print("Skipped: `annulus info` shows no GPU")
         sys.exit(77)

@@ -57,6 +57,8 @@ TEST(Launcher, WordsThatOthersSetTooDoNotCount) {
   EXPECT_EQ(detect_launcher(with({{"WORLD_SIZE", "8"}, {"RANK", "1"}})).name, "none");
   EXPECT_EQ(detect_launcher(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}})).name, "none");  // a batch script
   EXPECT_EQ(detect_launcher(with({{"OMPI_COMM_WORLD_SIZE", "many"}})).name, "none");
+  EXPECT_EQ(detect_launcher(with({{"TORCHELASTIC_RUN_ID", "x"}, {"WORLD_SIZE", "2"}})).name, "none") << "no rank";
+  EXPECT_EQ(detect_launcher(with({{"PMI_SIZE", "2"}, {"PMI_RANK", "2"}})).name, "none") << "no such rank";
 }
 
 // Options by their names; g++ 12 takes plain assignments to optional texts for reads of what is not there.
@@ -98,6 +100,10 @@ TEST(Launch, ProcessesMeetWithoutMpi) {
   const Launch nccl = make_launch(typed({{"transport", "nccl"}, {"rendezvous", "tcp:a:1"}}), kMpirun);
   EXPECT_EQ(nccl.ranks, 4);
   EXPECT_FALSE(nccl.by_mpi());
+  const Launch alone = make_launch(typed({{"rendezvous", "file:/x"}}),
+                                   with({{"TORCHELASTIC_RUN_ID", "x"}, {"WORLD_SIZE", "1"}, {"RANK", "0"}}));
+  EXPECT_EQ(alone.transport, "tcp") << "scripts that go down to one process";
+  EXPECT_EQ(alone.ranks, 1);
   const Environment last_port =
       with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "65535"}});
   EXPECT_EQ(make_launch(typed({{"launcher", "torchrun"}}), last_port).rendezvous, "tcp:a:65534");
@@ -119,6 +125,8 @@ TEST(Launch, RefusesWhatCannotBe) {
               "got none from torchrun");
   EXPECT_PART(refused({{"rendezvous", "file:/x"}}, kAlone), "--transport threads: leave it out");
   EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"transport", "mpi"}}, kMpirun), "--transport mpi: leave it out");
+  EXPECT_PART(refused({{"rendezvous", ""}}, kTorchrun), "tcp:HOST:PORT");
+  EXPECT_PART(refused({{"rendezvous", "node7"}}, kMpirun), "got 'node7'");
   if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
   EXPECT_PART(refused({{"ranks", "3"}}, kMpirun), "--ranks 3 and 4 processes");
 }

@@ -5,6 +5,7 @@ killed, stopped, told to stop, misled or never come. Signals go to our own proce
 import json
 import signal
 import socket
+import time
 import unittest
 
 from met_processes import MetProcesses
@@ -14,6 +15,21 @@ from tool import SMALL, CliTest, problem_file, read_safetensors
 LONG = ["bench", "--tokens", "2k", "--heads", "4", "--segments", "2k", "--dilations", "1", "--strategy", "ring"]
 LONG += ["--repeats", "9", "--warmup", "0", "--threads", "1"]
 TIMEOUT_S = 3
+
+
+def agent_with_a_free_port_behind():
+    """As torchrun's: it listens itself, and the next port is for rank 0."""
+    while True:
+        agent, behind = socket.socket(), socket.socket()
+        try:
+            agent.bind(("127.0.0.1", 0))
+            behind.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            behind.bind(("", agent.getsockname()[1] + 1))
+            return agent
+        except (OSError, OverflowError):
+            agent.close()
+        finally:
+            behind.close()
 
 
 class TcpTest(CliTest):
@@ -72,11 +88,10 @@ class Results(TcpTest):
         self.assertEqual(self.met_report(2, "run", *words, "--strategy", "gather")["checksum"], threads["checksum"])
 
     def test_the_place_of_torchrun(self):
-        with socket.socket() as taken:  # by its agent
-            taken.bind(("127.0.0.1", 0))
-            port = taken.getsockname()[1]
-            variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-            report = self.met_report(2, "run", *SMALL, has_place=False, variables=lambda rank: variables)
+        agent = agent_with_a_free_port_behind()
+        self.addCleanup(agent.close)
+        variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(agent.getsockname()[1])}
+        report = self.met_report(2, "run", *SMALL, has_place=False, variables=lambda rank: variables)
         self.assertEqual(report["environment"]["transport"], "tcp")
 
     def test_plan_and_info_speak_once(self):
@@ -94,7 +109,7 @@ class BadInput(TcpTest):
         self.assertIn("got none from torchrun", group.text(1))
 
     def test_a_place_that_is_none(self):
-        for place in "node7", "tcp:node7", "tcp:node7:0", "file:":
+        for place in "node7", "tcp:node7", "tcp:node7:0", "file:", "":
             group = MetProcesses(self, 2, "run", *SMALL, "--rendezvous", place, has_place=False)
             self.assertEqual(group.end(), [2, 2], group.text())
             self.assertIn(f"got '{place}'", group.text(0))
@@ -110,6 +125,14 @@ class BadInput(TcpTest):
         group = MetProcesses(self, 2, "run", *SMALL, "--timeout", "1", variables=lambda rank: variables)
         self.assertEqual(group.end(), [3, 3], group.text())
         self.assertIn("rank 2 did not come to the rendezvous within 1 s", group.text(0))
+
+    def test_told_to_stop_before_all_have_come(self):
+        group = MetProcesses(self, 1, "run", *SMALL, variables=lambda rank: {"WORLD_SIZE": "2"})
+        time.sleep(0.5)  # until it waits
+        group.hurt(0, signal.SIGTERM)
+        self.assertEqual(group.end(), [3], group.text())
+        self.assertIn("told to stop while it waited for others to come", group.text())
+        self.assertLess(time.monotonic() - group.since, 5)
 
     def test_ranks_that_disagree(self):
         """All ranks learn who differs, and in what."""

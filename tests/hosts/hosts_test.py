@@ -63,6 +63,7 @@ class AcrossHosts(unittest.TestCase):
                     met = [TOOL, *words, "--launcher", "torchrun", "--rendezvous", place]
                     command = hosts.on(rank // 2 + 1, *variables, *met)
                     job.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+                    self.addCleanup(job[-1].kill)
                 ends = [process.communicate(timeout=120) for process in job]
                 self.assertEqual([process.returncode for process in job], [0] * len(job), ends)
                 self.assertEqual(json.loads(ends[0][0])["checksum"], json.loads(alone.stdout)["checksum"])

@@ -168,6 +168,7 @@ TEST_P(ConformanceFaults, ARankThatIsToldToStop) {
   run({.stop = &stop}, [&](Transport& transport) {
     expect_failed(transport,
                   [&] {
+                    transport.all_gather("");  // all ranks have their transport
                     run_ring(transport, 0, 1);
                     if (transport.rank() == 0) stop = true;
                     run_ring(transport, 1, 100);

@@ -92,6 +92,55 @@ TEST(Rendezvous, NamesWhoDoesNotCome) {
   std::filesystem::remove(place.substr(5));
 }
 
+// Else who receives would have to keep whatever a rank sends that need not wait for anybody.
+TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsTaken) {
+  const std::string place = "file:" + fresh_file();
+  constexpr int kSteps = 4;
+  const Bytes memory(std::size_t{1} << 20, std::byte{7});
+  std::atomic<int> sent{0};
+  std::thread sender([&] {
+    const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
+    for (int step = 0; step < kSteps; ++step) {
+      const StridedBlock block{.data = const_cast<std::byte*>(memory.data()),
+                               .run_bytes = static_cast<std::int64_t>(memory.size())};
+      transport->post({.plan = 1, .step = step, .sends = {{.peer = 1, .blocks = {block}}}, .receives = {}});
+      transport->wait();
+      ++sent;
+    }
+  });
+  const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
+  for (const auto end = std::chrono::steady_clock::now() + 200ms; std::chrono::steady_clock::now() < end;) {
+    transport->poll();  // the first message arrives, and is kept
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(sent, 0);
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_LE(sent, step);
+    Bytes got(memory.size());
+    transport->post({.plan = 1, .step = step, .sends = {}, .receives = {{.peer = 0, .bytes = got}}});
+    transport->wait();
+    EXPECT_TRUE(got == memory);
+  }
+  sender.join();
+  EXPECT_EQ(sent, kSteps);
+}
+
+TEST(Rendezvous, IsLeftWhenToldToStop) {
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    std::this_thread::sleep_for(100ms);
+    stop = true;
+  });
+  const std::string place = "file:" + fresh_file();
+  support::expect_refused_as<TransportError>(
+      [&] { make_rendezvous_transport(0, 2, place, {.timeout = 60s, .stop = &stop}); },
+      {"rank 0 gave up", "told to stop"});
+  support::expect_refused_as<TransportError>(
+      [&] { make_rendezvous_transport(1, 2, place, {.timeout = 60s, .stop = &stop}); }, {"rank 1 gave up"});
+  other.join();
+  std::filesystem::remove(place.substr(5));
+}
+
 TEST(Rendezvous, RefusesPlacesThatAreNone) {
   for (const std::string place : {"", "node:7", "tcp:node", "tcp:node:0", "tcp:node:70000", "tcp::80", "file:"})
     support::expect_refused([&] { make_rendezvous_transport(0, 2, place); }, {"tcp:HOST:PORT", "'" + place + "'"});
