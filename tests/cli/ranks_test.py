@@ -125,7 +125,7 @@ class BadInput(CliTest):
         message = self.refuse(2, ["'magic'"], "plan", *SMALL, "--strategy", "magic")
         for strategy in "auto", *ALL_STRATEGIES:
             self.assertIn(strategy, message)
-        self.refuse_run(["threads, mpi", "'pigeons'"], *SMALL, "--transport", "pigeons")
+        self.refuse_run(["threads, mpi, tcp, nccl", "'pigeons'"], *SMALL, "--transport", "pigeons")
         self.refuse_run(["auto, none, mpirun, srun, torchrun", "'ssh'"], *SMALL, "--launcher", "ssh")
         self.refuse_run(["--launcher srun", "start the tool by srun"], *SMALL, "--launcher", "srun")
 
@@ -141,11 +141,11 @@ class BadInput(CliTest):
         self.refuse(2, ["different files", "t.json"], "run", *SMALL, "--trace", "t.json", "--json", "t.json")
         self.refuse(2, ["missing/t.json"], "run", *SMALL, "--trace", "missing/t.json")
 
-    def test_torchrun_is_refused_with_a_remedy(self):
+    def test_processes_of_torchrun_are_on_their_own_if_told_so(self):
         for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0"}.items():
             os.environ[name] = value
             self.addCleanup(os.environ.pop, name)
-        self.refuse(2, ["torchrun started 2 processes", "mpirun -n 2", "--ranks 2"], "run", *SMALL)
+        self.refuse(2, ["torchrun started 2 processes", "leave --transport out"], "run", *SMALL, "--transport", "threads")
         self.succeed("run", *SMALL, "--launcher", "none", "--ranks", "2")
 
 
