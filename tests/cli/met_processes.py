@@ -20,7 +20,8 @@ class MetProcesses:
         self.test = test
         folder = tempfile.TemporaryDirectory()
         test.addCleanup(folder.cleanup)
-        place = ["--rendezvous", f"file:{folder.name}/meet"] if has_place else []
+        self.place = pathlib.Path(folder.name) / "meet"
+        place = ["--rendezvous", f"file:{self.place}"] if has_place else []
         self.logs = [pathlib.Path(folder.name) / f"{rank}.log" for rank in range(ranks)]
         self.processes = []
         for rank, log in enumerate(self.logs):
@@ -45,8 +46,15 @@ class MetProcesses:
 
     def wait_for(self, words, rank=0):
         """Progress comes from rank 0."""
+        self.wait_until(lambda: words in self.text(rank), rank)
+
+    def wait_for_place(self):
+        """Until rank 0 waits for others to come."""
+        self.wait_until(self.place.exists, 0)
+
+    def wait_until(self, happened, rank):
         end = time.monotonic() + HANG_S
-        while words not in self.text(rank):
+        while not happened():
             self.test.assertIsNone(self.processes[rank].poll(), self.text())
             self.test.assertLess(time.monotonic(), end, self.text())
             time.sleep(0.02)

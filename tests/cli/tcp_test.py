@@ -128,7 +128,7 @@ class BadInput(TcpTest):
 
     def test_told_to_stop_before_all_have_come(self):
         group = MetProcesses(self, 1, "run", *SMALL, variables=lambda rank: {"WORLD_SIZE": "2"})
-        time.sleep(0.5)  # until it waits
+        group.wait_for_place()
         group.hurt(0, signal.SIGTERM)
         self.assertEqual(group.end(), [3], group.text())
         self.assertIn("told to stop while it waited for others to come", group.text())
