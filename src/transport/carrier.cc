@@ -139,8 +139,11 @@ template <class F>
 void CarriedTransport::carry(F f) {
   try {
     f();
-  } catch (const std::exception& error) {
+  } catch (const TransportError& error) {
     fail(error.what());
+    check_failure();
+  } catch (const std::exception& error) {  // no memory, say: nobody else knows yet
+    abort(error.what());
     check_failure();
   }
   check_failure();  // abort() may have come from another thread meanwhile

@@ -15,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::milliseconds kAttempt(500);  // to reach another, before this rank looks around
+
 // What a process says first on a connection.
 struct Hello {
   static constexpr std::uint64_t kMagic = 0x616e6e756c757303;  // and the version
@@ -80,9 +82,16 @@ class Meeting {
   bool is_over() const { return Clock::now() >= deadline_; }
   std::vector<HostPort> addresses_in(const std::string& file) const;
   Hello accept_one(const Socket& listener);
+  bool read(Socket& from, std::span<std::byte> bytes) const;  // false: too late, or the other end is gone
+  void greet(Socket& socket, const Hello& own, const std::string& whom) const;
   [[noreturn]] void missing(const std::string& whom) const {
     throw TransportError(whom + " did not come to the rendezvous within " + seconds(timeout_) + ", and rank " +
                          std::to_string(rank_) + " waits: start all ranks with the same place, or give more time");
+  }
+  [[noreturn]] void gone(const std::string& whom) const {
+    if (is_over()) missing(whom);
+    throw TransportError(whom + " has left the rendezvous, and rank " + std::to_string(rank_) + " waits; see what " +
+                         whom + " printed");
   }
 
   int rank_;
@@ -145,7 +154,7 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
     if (each.host[0] == 0) here.copy(each.host, sizeof each.host - 1);
   for (int peer = 1; peer < size(); ++peer)
     if (!sockets_[static_cast<std::size_t>(peer)].write_all(std::as_bytes(std::span(all)), deadline_))
-      missing("rank " + std::to_string(peer));
+      gone("rank " + std::to_string(peer));
   if (!place.file.empty()) std::filesystem::remove(place.file);
   return std::move(sockets_);
 }
@@ -156,34 +165,48 @@ std::vector<Socket> Meeting::go_to(const Place& place) {
   Socket& first = sockets_.front();
   do {  // a file may be an earlier job's, until rank 0 has written its own
     for (const HostPort& address : place.file.empty() ? std::vector{place.address} : addresses_in(place.file))
-      if (!first.is_open()) first = Socket::connected(address, soon(std::chrono::milliseconds(500)));
+      if (!first.is_open()) first = Socket::connected(address, soon(kAttempt));
   } while (!first.is_open() && !is_over());
   Hello own{.rank = rank_, .size = size(), .port = listener.port()};
   if (first.is_open()) first.own_address().copy(own.host, sizeof own.host - 1);
-  if (!first.is_open() || !first.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) missing("rank 0");
-  while (!first.can_read(soon()) && !is_over()) {
+  greet(first, own, "rank 0");
+  if (!read(first, std::as_writable_bytes(std::span(all)))) {
+    if (is_over()) missing("rank 0, or one that it waits for,");
+    gone("rank 0");
   }
-  if (!first.read_all(std::as_writable_bytes(std::span(all)), deadline_)) missing("rank 0, or one that it waits for,");
   for (int peer = 1; peer < rank_; ++peer) {
     const Hello& other = all[static_cast<std::size_t>(peer)];
     Socket& socket = sockets_[static_cast<std::size_t>(peer)];
-    socket = Socket::connected({other.host, static_cast<std::uint16_t>(other.port)}, deadline_);
-    if (!socket.is_open() || !socket.write_all(std::as_bytes(std::span(&own, 1)), deadline_))
-      missing("rank " + std::to_string(peer));
+    while (!socket.is_open() && !is_over())
+      socket = Socket::connected({other.host, static_cast<std::uint16_t>(other.port)}, soon(kAttempt));
+    greet(socket, own, "rank " + std::to_string(peer));
   }
   for (int peer = rank_ + 1; peer < size(); ++peer) accept_one(listener);
   return std::move(sockets_);
 }
 
+void Meeting::greet(Socket& socket, const Hello& own, const std::string& whom) const {
+  if (!socket.is_open()) missing(whom);
+  if (!socket.write_all(std::as_bytes(std::span(&own, 1)), deadline_)) gone(whom);
+}
+
+bool Meeting::read(Socket& from, std::span<std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const std::int64_t count = from.read_some(bytes);
+    if (count < 0 || (count == 0 && !from.can_read(soon()) && is_over())) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
 // Of rank 0: its name, and its numbers for those who do not know the name.
 std::vector<HostPort> Meeting::addresses_in(const std::string& file) const {
-  while (soon() < deadline_) {
+  for (; !is_over(); std::this_thread::sleep_until(std::min(soon(), Clock::now() + std::chrono::milliseconds(10)))) {
     std::vector<HostPort> addresses;
     std::ifstream stream(file);
     for (std::string line; std::getline(stream, line);)
       if (const auto address = parse_address(line)) addresses.push_back(*address);
     if (!addresses.empty()) return addresses;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   missing("rank 0");
 }

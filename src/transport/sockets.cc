@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,12 +27,11 @@ using Clock = std::chrono::steady_clock;
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 // Small messages must not wait for each other, and a process that is started beside must not keep the connection open.
-Socket prepared(int fd) {
+void prepare(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return Socket(fd);
 }
 
 // Empty where it is loopback.
@@ -42,11 +42,39 @@ std::string text_of(const sockaddr_in& address) {
   return text.data();
 }
 
-sockaddr_in own_end(int fd) {
+using EndOf = int (*)(int, sockaddr*, socklen_t*);
+
+sockaddr_in end_of(int fd, EndOf which) {
   sockaddr_in address{};
   socklen_t size = sizeof address;
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  which(fd, reinterpret_cast<sockaddr*>(&address), &size);
   return address;
+}
+
+sockaddr_in own_end(int fd) { return end_of(fd, getsockname); }
+
+// Who knocks at a port of its own machine where nobody listens yet may be given that very port to knock from, and then
+// TCP connects it to itself.
+bool is_own_other_end(int fd) {
+  const sockaddr_in own = own_end(fd), other = end_of(fd, getpeername);
+  return own.sin_port == other.sin_port && own.sin_addr.s_addr == other.sin_addr.s_addr;
+}
+
+// Waiting does not help.
+void check_open_files() {
+  if (errno == EMFILE || errno == ENFILE)
+    throw TransportError(std::string("every rank has a connection to every other, which is an open file; got ") +
+                         std::strerror(errno) + ": raise the limit (ulimit -n)");
+}
+
+// Its port may be one that another of this machine has left, or knocks from.
+Socket new_socket() {
+  Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  if (!socket.is_open()) check_open_files();
+  prepare(socket.fd());
+  const int on = 1;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  return socket;
 }
 
 }  // namespace
@@ -75,9 +103,7 @@ Socket::~Socket() {
 }
 
 Socket Socket::listening(std::uint16_t port) {
-  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  Socket socket = new_socket();
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -98,9 +124,9 @@ Socket Socket::connected(const HostPort& to, Deadline deadline) {
   hints.ai_family = AF_INET;
   hints.ai_socktype = SOCK_STREAM;
   do {
+    Socket socket = new_socket();
     addrinfo* found = nullptr;
     if (getaddrinfo(host.c_str(), std::to_string(to.port).c_str(), &hints, &found) == 0) {
-      Socket socket = prepared(::socket(AF_INET, SOCK_STREAM, 0));
       const int status = connect(socket.fd_, found->ai_addr, found->ai_addrlen);
       freeaddrinfo(found);
       int error = status == 0 ? 0 : errno;
@@ -110,7 +136,7 @@ Socket Socket::connected(const HostPort& to, Deadline deadline) {
         if (!socket.wait_for(POLLOUT, soon) || getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
           error = ETIMEDOUT;
       }
-      if (error == 0) return socket;
+      if (error == 0 && !is_own_other_end(socket.fd_)) return socket;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (Clock::now() < deadline);
@@ -119,8 +145,13 @@ Socket Socket::connected(const HostPort& to, Deadline deadline) {
 
 Socket Socket::accepted(Deadline deadline) const {
   while (wait_for(POLLIN, deadline)) {
-    const int fd = accept(fd_, nullptr, nullptr);
-    if (fd >= 0) return prepared(fd);
+    Socket socket(accept(fd_, nullptr, nullptr));
+    if (!socket.is_open()) {
+      check_open_files();
+      continue;
+    }
+    prepare(socket.fd_);
+    return socket;
   }
   return {};
 }
@@ -145,6 +176,11 @@ std::int64_t Socket::read_some(std::span<std::byte> bytes) {
   const auto count = recv(fd_, bytes.data(), bytes.size(), 0);
   if (count > 0) return count;
   return count < 0 && would_block() ? 0 : -1;
+}
+
+std::int64_t Socket::unacknowledged_bytes() const {
+  int bytes = 0;
+  return is_open() && ioctl(fd_, TIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 void Socket::end_writing() {

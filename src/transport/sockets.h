@@ -48,7 +48,8 @@ class Socket {
   // Without waiting: bytes moved, 0 when none can, -1 when the other end is gone.
   std::int64_t write_some(std::span<const std::byte> bytes);
   std::int64_t read_some(std::span<std::byte> bytes);
-  void end_writing();  // the other end reads what is on its way, and then the end
+  void end_writing();                         // the other end reads what is on its way, and then the end
+  std::int64_t unacknowledged_bytes() const;  // written, and not yet with the other end's system
 
  private:
   bool wait_for(short events, Deadline) const;

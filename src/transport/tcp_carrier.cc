@@ -1,8 +1,8 @@
 // Packed messages over TCP, a connection for every pair of ranks. On a connection travel letters, a head and a body
 // each: messages, and what ranks tell each other about how they are. Messages are written straight from the sender's
 // memory, and read straight into the receiver's where it expects them; what comes earlier is kept until it is asked
-// for, so no letter is stuck behind one that nobody wants yet. Short messages are sent when the system has taken the
-// last byte, long ones when the receiver says that it has taken them: nobody keeps more than one exchange of a peer's.
+// for, so no letter is stuck behind one that nobody wants yet. The receiver says when it has taken a message, and its
+// sender waits for that, but for a few bytes of short ones: nobody keeps much more than one exchange of a peer's.
 //
 // A connection that ends without a word of leave is a lost rank: the others know at once. One that is only silent is
 // found by the vigil.
@@ -26,13 +26,13 @@ namespace {
 using Clock = Vigil::Clock;
 using std::chrono::milliseconds;
 
-constexpr std::size_t kLong = 65536;  // bytes of a message
+constexpr std::size_t kAhead = 65536;  // bytes that a peer need not have taken yet when a wait ends
 
 enum class Kind : std::int64_t { message, taken, ask, report, failure, leave };
 
 struct Head {
   Kind kind = Kind::ask;
-  Frame frame = {};             // message; report: its step
+  Frame frame = {};             // message; report: its step; taken: its bytes
   std::int64_t body_bytes = 0;  // message, failure
   std::int64_t still_ns = 0;    // report
   std::int32_t waiting = 0, waits_for = -1;
@@ -65,15 +65,16 @@ struct Outgoing {
 struct Line {
   Socket socket;
   std::deque<Outgoing> out;
-  int untaken = 0;  // long messages that went out here
+  std::size_t untaken_bytes = 0;  // of messages that went out here
   Letter reading;
   std::span<std::byte> expected;  // where the body that is being read goes, if the exchange under way expects it
   bool drops = false;             // or nowhere
   std::size_t read_bytes = 0;     // of its head and body
   std::deque<Letter> messages;    // arrived, and not asked for yet
   bool left = false;
+  std::int64_t unacknowledged_bytes = 0;  // when last looked at
 
-  bool is_through() const { return !socket.is_open() || (out.empty() && untaken == 0); }
+  bool is_through() const { return !socket.is_open() || (out.empty() && untaken_bytes <= kAhead); }
   void close() {
     socket = {};
     out.clear();
@@ -113,6 +114,7 @@ class TcpCarrier final : public Carrier {
   void sleep(milliseconds time) const;
   void flush_all(milliseconds quiet, milliseconds most);
   std::vector<int> waited_for() const;
+  std::string has_left(int peer) const;
   void fail(const std::string& text);
   void write_failure(int peer);
   void check_failure();
@@ -219,11 +221,12 @@ void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> bo
 }
 
 void TcpCarrier::send(const PackedMessage& message) {
-  if (!line(message.peer).socket.is_open()) return;
+  if (line(message.peer).left) fail(has_left(message.peer));
+  if (failed_) return;
   const auto bytes = static_cast<std::int64_t>(message.bytes.size());
   write(message.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes});
   line(message.peer).out.back().lent_left = message.bytes;
-  if (message.bytes.size() > kLong) ++line(message.peer).untaken;
+  line(message.peer).untaken_bytes += message.bytes.size();
 }
 
 void TcpCarrier::progress() {
@@ -247,7 +250,7 @@ bool TcpCarrier::flush(int peer) {
     const std::int64_t written = to.socket.write_some(left);
     if (written <= 0) break;  // a lost end is noticed when reading
     has_moved = true;
-    if (left.size() >= kLong) vigil_.hear(peer, Clock::now());  // its end has read what was before
+    if (left.size() >= kAhead) vigil_.hear(peer, Clock::now());  // its end has read what was before
     if (is_lent) vigil_.moved(Clock::now());
     left = left.subspan(static_cast<std::size_t>(written));
     if (first.is_over()) to.out.pop_front();
@@ -278,6 +281,8 @@ void TcpCarrier::read(int peer) {
       if (!from.left)
         fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
              " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
+      else if (from.untaken_bytes > 0)
+        fail(has_left(peer));
       return;
     }
     from.read_bytes += static_cast<std::size_t>(count);
@@ -316,7 +321,7 @@ void TcpCarrier::end_body(int peer) {
 }
 
 void TcpCarrier::take(int peer, std::size_t bytes) {
-  if (bytes > kLong) write(peer, {.kind = Kind::taken});
+  write(peer, {.kind = Kind::taken, .frame = {.bytes = static_cast<std::int64_t>(bytes)}});
 }
 
 void TcpCarrier::open(int peer, Letter letter) {
@@ -327,10 +332,12 @@ void TcpCarrier::open(int peer, Letter letter) {
     case Kind::message:
       line(peer).messages.push_back(std::move(letter));
       break;
-    case Kind::taken:
-      line(peer).untaken = std::max(line(peer).untaken - 1, 0);  // none, where the exchange has failed
+    case Kind::taken: {
+      std::size_t& untaken = line(peer).untaken_bytes;
+      untaken -= std::min(untaken, static_cast<std::size_t>(head.frame.bytes));  // 0, where the exchange has failed
       vigil_.moved(now);
       break;
+    }
     case Kind::ask: {
       const Report report = waiting_ ? vigil_.report(waited_for(), at_.step, now) : Report{.step = at_.step};
       const auto still = std::chrono::duration_cast<std::chrono::nanoseconds>(report.still);
@@ -389,11 +396,17 @@ std::vector<int> TcpCarrier::waited_for() const {
   return peers;
 }
 
-// How are those that this rank waits for?
+std::string TcpCarrier::has_left(int peer) const {
+  return describe({.finding = Vigil::Finding::left, .peer = peer}, {}, rank_, at_, options_.timeout);
+}
+
+// How are those that this rank waits for? Who reads what lies in the system says nothing until it comes to a question.
 void TcpCarrier::look_around() {
   const auto now = Clock::now();
   const std::vector<int> peers = waited_for();
   for (const int peer : peers) {
+    const std::int64_t left = line(peer).socket.unacknowledged_bytes();
+    if (left < std::exchange(line(peer).unacknowledged_bytes, left)) vigil_.hear(peer, now);
     if (vigil_.ask(peer, now)) write(peer, {.kind = Kind::ask});
     if (line(peer).left) vigil_.leave(peer);
   }
@@ -411,7 +424,7 @@ void TcpCarrier::look_around() {
 void TcpCarrier::let_go() {
   receives_.clear();
   for (Line& each : lines_) {
-    each.untaken = 0;
+    each.untaken_bytes = 0;
     if (!std::exchange(each.expected, {}).empty()) each.drops = true;
     const auto is_lent = [](const Outgoing& letter) { return !letter.lent_left.empty(); };
     std::erase_if(each.out, [&](const Outgoing& letter) { return is_lent(letter) && !letter.has_begun(); });

@@ -1,6 +1,8 @@
 // A carrier that hands packed messages to the thread transport must pass for a transport itself.
 #include "annulus/carrier.h"
 
+#include <new>
+
 #include "annulus/thread_group.h"
 #include "transport/conformance.h"
 #include "transport/conformance_faults.h"
@@ -70,6 +72,25 @@ TEST(Carried, WithoutACarrierItLooksAhead) {
   EXPECT_EQ(transport->all_gather("text"), std::vector<std::string>(3, "text"));
   EXPECT_TRUE(transport->poll());
   support::expect_refused([&] { transport->post({.step = 4}); }, {"without a carrier", "step 4"});
+}
+
+// A carrier tells the others why it throws a TransportError. Of anything else they hear by abort().
+TEST(Carried, OthersHearOfWhatTheCarrierDoesNotKnow) {
+  struct Poor final : Carrier {
+    std::string& told;
+    explicit Poor(std::string& text) : told(text) {}
+    void post(const PackedExchange&) override { throw std::bad_alloc(); }
+    void wait() override {}
+    void abort(const std::string& text) noexcept override { told = text; }
+  };
+  std::string told;
+  const auto transport = make_carried_transport(1, 2, std::make_unique<Poor>(told));
+  std::byte memory{};
+  const Exchange exchange{.plan = 1, .step = 4, .sends = {}, .receives = {{.peer = 0, .bytes = std::span(&memory, 1)}}};
+  for (int i = 0; i < 2; ++i)
+    support::expect_refused_as<TransportError>([&] { transport->post(exchange); },
+                                               {"rank 1 gave up", "step 4", "bad_alloc"});
+  EXPECT_NE(told.find("rank 1 gave up"), std::string::npos) << told;
 }
 
 }  // namespace

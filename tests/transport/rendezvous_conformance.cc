@@ -1,6 +1,7 @@
 // Ranks that meet in a file and talk over TCP: the conformance suite, with ranks as threads of one process.
 #include "annulus/rendezvous.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -92,37 +93,102 @@ TEST(Rendezvous, NamesWhoDoesNotCome) {
   std::filesystem::remove(place.substr(5));
 }
 
-// Else who receives would have to keep whatever a rank sends that need not wait for anybody.
-TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsTaken) {
-  const std::string place = "file:" + fresh_file();
-  constexpr int kSteps = 4;
-  const Bytes memory(std::size_t{1} << 20, std::byte{7});
-  std::atomic<int> sent{0};
-  std::thread sender([&] {
-    const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
-    for (int step = 0; step < kSteps; ++step) {
-      const StridedBlock block{.data = const_cast<std::byte*>(memory.data()),
-                               .run_bytes = static_cast<std::int64_t>(memory.size())};
-      transport->post({.plan = 1, .step = step, .sends = {{.peer = 1, .blocks = {block}}}, .receives = {}});
-      transport->wait();
-      ++sent;
-    }
-  });
-  const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
-  for (const auto end = std::chrono::steady_clock::now() + 200ms; std::chrono::steady_clock::now() < end;) {
-    transport->poll();  // the first message arrives, and is kept
+Exchange send_to(int peer, std::int64_t step, const Bytes& memory) {
+  const StridedBlock block{.data = const_cast<std::byte*>(memory.data()),
+                           .run_bytes = static_cast<std::int64_t>(memory.size())};
+  return {.plan = 1, .step = step, .sends = {{.peer = peer, .blocks = {block}}}, .receives = {}};
+}
+
+void poll_for(Transport& transport, std::chrono::milliseconds time) {
+  for (const auto end = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < end;) {
+    transport.poll();
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_EQ(sent, 0);
-  for (int step = 0; step < kSteps; ++step) {
-    EXPECT_LE(sent, step);
-    Bytes got(memory.size());
-    transport->post({.plan = 1, .step = step, .sends = {}, .receives = {{.peer = 0, .bytes = got}}});
-    transport->wait();
-    EXPECT_TRUE(got == memory);
+}
+
+// Else who receives would have to keep whatever a rank sends that need not wait for anybody.
+TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsTaken) {
+  constexpr int kSteps = 40;
+  for (const std::size_t bytes : {std::size_t{1} << 20, std::size_t{4096}}) {
+    const std::size_t most_ahead = (std::size_t{1} << 16) / bytes;  // messages
+    const std::string place = "file:" + fresh_file();
+    const Bytes memory(bytes, std::byte{7});
+    std::atomic<std::size_t> sent{0};
+    std::thread sender([&] {
+      const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
+      for (int step = 0; step < kSteps; ++step) {
+        transport->post(send_to(1, step, memory));
+        transport->wait();
+        ++sent;
+      }
+    });
+    const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
+    poll_for(*transport, 200ms);  // the first messages arrive, and are kept
+    EXPECT_LE(sent, most_ahead);
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      EXPECT_LE(sent, step + most_ahead);
+      Bytes got(memory.size());
+      transport->post(
+          {.plan = 1, .step = static_cast<std::int64_t>(step), .sends = {}, .receives = {{.peer = 0, .bytes = got}}});
+      transport->wait();
+      EXPECT_TRUE(got == memory);
+    }
+    sender.join();
+    EXPECT_EQ(sent, kSteps);
   }
-  sender.join();
-  EXPECT_EQ(sent, kSteps);
+}
+
+// Short messages too, which nobody waits for: sent before it left, and after.
+TEST(Rendezvous, WhatARankThatLeftHasNotTakenIsAnError) {
+  const Bytes memory(100, std::byte{7});
+  for (const bool before : {true, false}) {
+    const std::string place = "file:" + fresh_file();
+    std::thread other([&] {
+      const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
+      EXPECT_EQ(transport->all_gather("x").size(), 2U);
+    });
+    const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
+    EXPECT_EQ(transport->all_gather("x").size(), 2U);
+    support::expect_refused_as<TransportError>(
+        [&] {
+          if (before) {
+            transport->post(send_to(1, 5, memory));
+            transport->wait();
+          }
+          poll_for(*transport, 1s);  // it leaves meanwhile
+          if (!before) transport->post(send_to(1, 5, memory));
+        },
+        {"rank 1 has left the group", "step 5"});
+    other.join();
+  }
+}
+
+TEST(Rendezvous, NamesWhoLeaves) {
+  const std::string file = fresh_file();
+  const Socket listener = Socket::listening(0);  // of a rank 0 that ends when another has come
+  std::ofstream(file) << own_host() << ":" << listener.port() << "\n";
+  std::thread first([&] {
+    Socket gone = listener.accepted(std::chrono::steady_clock::now() + 20s);
+    EXPECT_TRUE(gone.is_open());
+  });
+  const auto since = std::chrono::steady_clock::now();
+  support::expect_refused_as<TransportError>([&] { make_rendezvous_transport(1, 2, "file:" + file, {.timeout = 60s}); },
+                                             {"rank 0 has left the rendezvous", "rank 1 waits"});
+  EXPECT_LT(std::chrono::steady_clock::now() - since, 30s) << "it is to notice, not to wait for the deadline";
+  first.join();
+  std::filesystem::remove(file);
+}
+
+TEST(Rendezvous, SaysWhenThereAreTooFewOpenFiles) {
+  rlimit limit{}, none{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  none.rlim_max = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  for (const int rank : {0, 1})
+    support::expect_refused_as<TransportError>(
+        [&] { make_rendezvous_transport(rank, 2, "tcp:127.0.0.1:29400", {.timeout = 1s}); },
+        {"an open file", "ulimit -n"});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST(Rendezvous, IsLeftWhenToldToStop) {

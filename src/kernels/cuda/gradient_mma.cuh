@@ -267,10 +267,10 @@ class GradientWalk {
     }
     if (!tile_.continues || meets() || kSums == 0) return;
     __syncwarp();  // all four lanes of a row have looked, before one of them writes the flag, here or when it hands on
+    if (!tile_.is_last) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (tile_.is_last && inside(r) && lane_ % 4 == 0)
-        launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // the slot is free again
+      if (inside(r) && lane_ % 4 == 0) launch_.state_sums[state_row(r)] = {0.0f, 0.0f};  // the slot is free again
   }
 
   __device__ void meet(const Place& at, int slot) {
