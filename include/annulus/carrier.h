@@ -32,7 +32,8 @@ struct PackedExchange {
   std::vector<PackedMessage> receives;  // likewise
 };
 
-// What it throws becomes the TransportError of this rank; it has then told the others, as far as it can reach them.
+// What it throws becomes the TransportError of this rank. Of a TransportError it has told the others, as far as it can
+// reach them; of anything else they hear by abort().
 class Carrier {
  public:
   virtual ~Carrier() = default;

@@ -34,6 +34,7 @@ Json info_json(const std::string& chosen, const Launcher& launcher) {
   launch.launcher = launcher;
   launch.ranks = launcher.processes;
   launch.transport = usual_transport(launcher);
+  if (launch.transport == "mpi" && !built_with_mpi()) launch.transport = "threads";
   Json object = {{"environment", environment_json(chosen, usable_cores(), launch)},
                  {"cores", usable_cores()},
                  {"instruction_sets", instruction_sets()},

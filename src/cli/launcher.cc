@@ -52,8 +52,7 @@ Launcher forced_launcher(const std::string& name, const Environment& environment
 }
 
 std::string transport_of(const RankTexts& typed, const Launcher& launcher) {
-  const bool meets = typed.rendezvous && launcher.name != "none";
-  const std::string transport = typed.transport.value_or(meets ? "tcp" : usual_transport(launcher));
+  const std::string transport = typed.transport.value_or(typed.rendezvous ? "tcp" : usual_transport(launcher));
   if (transport != "threads" && transport != "mpi" && transport != "tcp" && transport != "nccl")
     throw InvalidArgument("--transport must be one of threads, mpi, tcp, nccl; got '" + transport +
                           "': choose one of them");
@@ -106,12 +105,13 @@ std::optional<std::string> process_environment(const char* variable) {
 }
 
 Launcher detect_launcher(const Environment& environment) {
-  // mpirun first: inside a Slurm job it leaves Slurm's variables in place, too. torchrun's are plain words that people
-  // also set by hand, so its own mark is asked for.
-  if (const auto mpirun = launcher_by(environment, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
-    return *mpirun;
+  // From the inside out: torchrun may have been started by mpirun, a process a host, and mpirun inside a Slurm job;
+  // each leaves the others' variables in place. torchrun's are plain words that people also set by hand, so its own
+  // mark is asked for.
   if (environment("TORCHELASTIC_RUN_ID"))
     if (const auto torchrun = launcher_by(environment, "torchrun", "WORLD_SIZE", "RANK")) return *torchrun;
+  if (const auto mpirun = launcher_by(environment, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
+    return *mpirun;
   // A batch script has SLURM_NTASKS as well; only a step of srun has SLURM_STEP_ID, and is one of several processes.
   if (environment("SLURM_STEP_ID"))
     if (const auto srun = launcher_by(environment, "srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")) return *srun;
@@ -135,6 +135,11 @@ Launch make_launch(const RankTexts& typed, const Environment& environment) {
     launch.ranks = typed_ranks(typed, 1, kMostThreadRanks);
     return launch;
   }
+  if (typed.rendezvous && launcher.name == "none")  // each of several would take itself for the only one
+    throw InvalidArgument(
+        "--rendezvous is where processes of a launcher meet; got a process that none is known to "
+        "have started: start it by torchrun or srun, or by hand with RANK and WORLD_SIZE set and "
+        "--launcher torchrun");
   launch.ranks = typed_ranks(typed, launcher.processes, kMostRanks);
   if (launch.ranks != launcher.processes) {
     const std::string count = std::to_string(launch.ranks);

@@ -16,8 +16,8 @@ struct Staging {
   std::int64_t host_bytes = 0;
   std::int64_t gpu_bytes = 0;
 };
-// Of a transport of this name. That MPI may be CUDA-aware, and then has slots on the GPU instead of pinned ones, shows
-// when it has begun.
+// Of the transport of this launch. That MPI may be CUDA-aware, and then has slots on the GPU instead of pinned ones,
+// shows when it has begun.
 Staging staging_of(const Launch& launch, bool on_gpu);
 
 struct Prediction {

@@ -37,6 +37,7 @@ std::optional<HostPort> parse_address(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0) return std::nullopt;
   HostPort address{text.substr(0, colon), 0};
+  if (address.host.find(':') != std::string::npos) return std::nullopt;  // IPv6
   const char* const end = text.data() + text.size();
   const auto [last, error] = std::from_chars(text.data() + colon + 1, end, address.port);
   if (error != std::errc{} || last != end || address.port == 0) return std::nullopt;
@@ -48,8 +49,8 @@ Place parse(const std::string& place) {
   if (place.starts_with("tcp:"))
     if (const auto address = parse_address(place.substr(4))) return {.file = "", .address = *address};
   throw InvalidArgument(
-      "a rendezvous is at tcp:HOST:PORT, where rank 0 listens, or file:PATH, where all ranks see it; "
-      "got '" +
+      "a rendezvous is at tcp:HOST:PORT, where rank 0 listens (a name, or numbers of IPv4), or file:PATH, where all "
+      "ranks see it; got '" +
       place + "'");
 }
 
@@ -80,12 +81,19 @@ class Meeting {
     return std::min(deadline_, Clock::now() + time);
   }
   bool is_over() const { return Clock::now() >= deadline_; }
+  bool is_of_this_group(const Hello& other) const { return other.magic == Hello::kMagic && other.size == size(); }
   std::vector<HostPort> addresses_in(const std::string& file) const;
   Hello accept_one(const Socket& listener);
+  std::vector<Hello> ask_rank_0(const Place& place, const Hello& own);
   bool read(Socket& from, std::span<std::byte> bytes) const;  // false: too late, or the other end is gone
   void greet(Socket& socket, const Hello& own, const std::string& whom) const;
   [[noreturn]] void missing(const std::string& whom) const {
-    throw TransportError(whom + " did not come to the rendezvous within " + seconds(timeout_) + ", and rank " +
+    const std::string why = why_.empty() ? "" : " (" + why_ + ")";
+    if (all_have_come_)
+      throw TransportError("all ranks came to the rendezvous, but " + whom + " and rank " + std::to_string(rank_) +
+                           " found no way to each other within " + seconds(timeout_) + why + ": see what " + whom +
+                           " printed, and whether hosts reach each other at any port");
+    throw TransportError(whom + " did not come to the rendezvous within " + seconds(timeout_) + why + ", and rank " +
                          std::to_string(rank_) + " waits: start all ranks with the same place, or give more time");
   }
   [[noreturn]] void gone(const std::string& whom) const {
@@ -99,6 +107,8 @@ class Meeting {
   const std::atomic<bool>* stop_;
   Deadline deadline_;
   std::vector<Socket> sockets_;
+  bool all_have_come_ = false;
+  std::string why_;  // the last attempt to reach another failed
 };
 
 // The next rank that comes and is of this group.
@@ -116,7 +126,7 @@ Hello Meeting::accept_one(const Socket& listener) {
     Hello other;
     const Deadline at_once = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
     if (!socket.read_all(bytes_of(other), at_once) || other.magic != Hello::kMagic) continue;  // a stranger
-    if (other.size != size() || other.rank <= rank_ || other.rank >= size() ||
+    if (!is_of_this_group(other) || other.rank <= rank_ || other.rank >= size() ||
         sockets_[static_cast<std::size_t>(other.rank)].is_open())
       throw TransportError("a rendezvous has each rank once, and one size; got rank " + std::to_string(other.rank) +
                            " of " + std::to_string(other.size) + " in a group of " + std::to_string(size()) +
@@ -142,6 +152,7 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
                            ": name a file in a folder that all ranks can write to");
   }
   std::vector<Hello> all(sockets_.size());
+  all.front() = {.rank = 0, .size = size()};
   for (int i = 1; i < size(); ++i) {
     const Hello other = accept_one(listener);
     all[static_cast<std::size_t>(other.rank)] = other;
@@ -161,28 +172,45 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
 
 std::vector<Socket> Meeting::go_to(const Place& place) {
   const Socket listener = Socket::listening(0);
-  std::vector<Hello> all(sockets_.size());
-  Socket& first = sockets_.front();
-  do {  // a file may be an earlier job's, until rank 0 has written its own
-    for (const HostPort& address : place.file.empty() ? std::vector{place.address} : addresses_in(place.file))
-      if (!first.is_open()) first = Socket::connected(address, soon(kAttempt));
-  } while (!first.is_open() && !is_over());
-  Hello own{.rank = rank_, .size = size(), .port = listener.port()};
-  if (first.is_open()) first.own_address().copy(own.host, sizeof own.host - 1);
-  greet(first, own, "rank 0");
-  if (!read(first, std::as_writable_bytes(std::span(all)))) {
-    if (is_over()) missing("rank 0, or one that it waits for,");
-    gone("rank 0");
-  }
+  const Hello own{.rank = rank_, .size = size(), .port = listener.port()};
+  const std::vector<Hello> all = ask_rank_0(place, own);
+  all_have_come_ = true;
   for (int peer = 1; peer < rank_; ++peer) {
     const Hello& other = all[static_cast<std::size_t>(peer)];
     Socket& socket = sockets_[static_cast<std::size_t>(peer)];
     while (!socket.is_open() && !is_over())
-      socket = Socket::connected({other.host, static_cast<std::uint16_t>(other.port)}, soon(kAttempt));
+      socket = Socket::connected({other.host, static_cast<std::uint16_t>(other.port)}, soon(kAttempt), why_);
     greet(socket, own, "rank " + std::to_string(peer));
   }
+  why_.clear();
   for (int peer = rank_ + 1; peer < size(); ++peer) accept_one(listener);
   return std::move(sockets_);
+}
+
+// Who is where, when all have come.
+std::vector<Hello> Meeting::ask_rank_0(const Place& place, const Hello& own) {
+  Socket& first = sockets_.front();
+  do {  // a file may be an earlier job's, until rank 0 has written its own
+    for (const HostPort& address : place.file.empty() ? std::vector{place.address} : addresses_in(place.file))
+      if (!first.is_open()) first = Socket::connected(address, soon(kAttempt), why_);
+  } while (!first.is_open() && !is_over());
+  Hello from_outside = own;
+  if (first.is_open()) first.own_address().copy(from_outside.host, sizeof own.host - 1);
+  greet(first, from_outside, "rank 0");
+  why_.clear();
+  std::vector<Hello> all(sockets_.size());
+  for (int rank = 0; rank < size(); ++rank) {
+    Hello& each = all[static_cast<std::size_t>(rank)];
+    if (!read(first, bytes_of(each))) {
+      if (is_over()) missing("rank 0, or one that it waits for,");
+      gone("rank 0");
+    }
+    each.host[sizeof each.host - 1] = 0;
+    if (!is_of_this_group(each) || each.rank != rank)
+      throw TransportError("at a rendezvous rank 0 of the group answers; rank " + std::to_string(rank_) +
+                           " got something else from there: name another place, or remove the file of an earlier job");
+  }
+  return all;
 }
 
 void Meeting::greet(Socket& socket, const Hello& own, const std::string& whom) const {

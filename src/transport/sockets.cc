@@ -15,6 +15,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <thread>
 
 #include "annulus/errors.h"
@@ -118,29 +119,35 @@ Socket Socket::listening(std::uint16_t port) {
 std::uint16_t Socket::port() const { return ntohs(own_end(fd_).sin_port); }
 std::string Socket::own_address() const { return text_of(own_end(fd_)); }
 
-Socket Socket::connected(const HostPort& to, Deadline deadline) {
+Socket Socket::connected(const HostPort& to, Deadline deadline, std::string& why) {
   const std::string host = to.host == own_host() ? "127.0.0.1" : to.host;
   addrinfo hints{};
   hints.ai_family = AF_INET;
   hints.ai_socktype = SOCK_STREAM;
   do {
-    Socket socket = new_socket();
     addrinfo* found = nullptr;
-    if (getaddrinfo(host.c_str(), std::to_string(to.port).c_str(), &hints, &found) == 0) {
-      const int status = connect(socket.fd_, found->ai_addr, found->ai_addrlen);
-      freeaddrinfo(found);
-      int error = status == 0 ? 0 : errno;
-      if (error == EINPROGRESS) {
-        const Deadline soon = std::min(deadline, Clock::now() + std::chrono::seconds(2));
-        socklen_t size = sizeof error;
-        if (!socket.wait_for(POLLOUT, soon) || getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
-          error = ETIMEDOUT;
-      }
+    const int status = getaddrinfo(host.c_str(), std::to_string(to.port).c_str(), &hints, &found);
+    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, freeaddrinfo);
+    if (status != 0) why = to.host + ": " + gai_strerror(status);
+    for (const addrinfo* each = all.get(); each != nullptr; each = each->ai_next) {
+      Socket socket = new_socket();
+      const int error = socket.connect_error(*each, std::min(deadline, Clock::now() + std::chrono::seconds(2)));
       if (error == 0 && !is_own_other_end(socket.fd_)) return socket;
+      why = to.host + ":" + std::to_string(to.port) + ": " + std::strerror(error == 0 ? ECONNREFUSED : error);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (Clock::now() < deadline);
   return {};
+}
+
+// 0: it is connected.
+int Socket::connect_error(const addrinfo& to, Deadline deadline) const {
+  if (connect(fd_, to.ai_addr, to.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (!wait_for(POLLOUT, deadline)) return ETIMEDOUT;
+  return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
 Socket Socket::accepted(Deadline deadline) const {

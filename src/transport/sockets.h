@@ -1,6 +1,8 @@
 // TCP as far as a rendezvous needs it: owned sockets, and reads and writes that end by a deadline.
 #pragma once
 
+#include <netdb.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -32,9 +34,10 @@ class Socket {
     return *this;
   }
 
-  static Socket listening(std::uint16_t port);            // 0: any; throws TransportError where it is taken
-  static Socket connected(const HostPort& to, Deadline);  // tries again until the deadline; then !is_open()
-  Socket accepted(Deadline) const;                        // !is_open() at the deadline
+  static Socket listening(std::uint16_t port);  // 0: any; throws TransportError where it is taken
+  // Tries again until the deadline; then !is_open(), and `why` says what came between.
+  static Socket connected(const HostPort& to, Deadline, std::string& why);
+  Socket accepted(Deadline) const;  // !is_open() at the deadline
 
   bool is_open() const { return fd_ >= 0; }
   int fd() const { return fd_; }
@@ -53,6 +56,7 @@ class Socket {
 
  private:
   bool wait_for(short events, Deadline) const;
+  int connect_error(const addrinfo& to, Deadline) const;
   int fd_ = -1;
 };
 

@@ -110,11 +110,11 @@ class TcpCarrier final : public Carrier {
   void let_go();
   bool is_through() const;
   void look_around();
-  std::vector<pollfd> open_ends() const;
-  void sleep(milliseconds time) const;
+  std::vector<pollfd> open_ends(short events = POLLIN | POLLOUT) const;
+  void sleep(milliseconds time, short events) const;
   void flush_all(milliseconds quiet, milliseconds most);
   std::vector<int> waited_for() const;
-  std::string has_left(int peer) const;
+  std::string who_left(int peer) const;
   void fail(const std::string& text);
   void write_failure(int peer);
   void check_failure();
@@ -153,7 +153,7 @@ TcpCarrier::~TcpCarrier() {
       all_ended = all_ended && count < 0;
     }
     if (all_ended) break;
-    sleep(milliseconds(5));
+    sleep(milliseconds(5), POLLIN);
   }
 }
 
@@ -199,16 +199,16 @@ void TcpCarrier::wait() {
 bool TcpCarrier::is_through() const { return receives_.empty() && std::ranges::all_of(lines_, &Line::is_through); }
 
 // To be polled: until something can be read, or more be written.
-std::vector<pollfd> TcpCarrier::open_ends() const {
+std::vector<pollfd> TcpCarrier::open_ends(short events) const {
   std::vector<pollfd> ends;
   for (const Line& each : lines_)
     if (each.socket.is_open())
-      ends.push_back({each.socket.fd(), static_cast<short>(each.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      ends.push_back({each.socket.fd(), static_cast<short>(each.out.empty() ? events & ~POLLOUT : events), 0});
   return ends;
 }
 
-void TcpCarrier::sleep(milliseconds time) const {
-  std::vector<pollfd> ends = open_ends();
+void TcpCarrier::sleep(milliseconds time, short events) const {
+  std::vector<pollfd> ends = open_ends(events);
   ::poll(ends.data(), ends.size(), static_cast<int>(time.count()));
 }
 
@@ -221,7 +221,7 @@ void TcpCarrier::write(int peer, const Head& head, std::span<const std::byte> bo
 }
 
 void TcpCarrier::send(const PackedMessage& message) {
-  if (line(message.peer).left) fail(has_left(message.peer));
+  if (line(message.peer).left) fail(who_left(message.peer));
   if (failed_) return;
   const auto bytes = static_cast<std::int64_t>(message.bytes.size());
   write(message.peer, {.kind = Kind::message, .frame = {at_.plan, at_.step, bytes}, .body_bytes = bytes});
@@ -250,7 +250,7 @@ bool TcpCarrier::flush(int peer) {
     const std::int64_t written = to.socket.write_some(left);
     if (written <= 0) break;  // a lost end is noticed when reading
     has_moved = true;
-    if (left.size() >= kAhead) vigil_.hear(peer, Clock::now());  // its end has read what was before
+    if (left.size() >= kAhead) vigil_.hear(peer, Clock::now());  // it reads, or the system would not take so much
     if (is_lent) vigil_.moved(Clock::now());
     left = left.subspan(static_cast<std::size_t>(written));
     if (first.is_over()) to.out.pop_front();
@@ -282,7 +282,7 @@ void TcpCarrier::read(int peer) {
         fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
              " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
       else if (from.untaken_bytes > 0)
-        fail(has_left(peer));
+        fail(who_left(peer));
       return;
     }
     from.read_bytes += static_cast<std::size_t>(count);
@@ -396,7 +396,7 @@ std::vector<int> TcpCarrier::waited_for() const {
   return peers;
 }
 
-std::string TcpCarrier::has_left(int peer) const {
+std::string TcpCarrier::who_left(int peer) const {
   return describe({.finding = Vigil::Finding::left, .peer = peer}, {}, rank_, at_, options_.timeout);
 }
 
@@ -463,7 +463,7 @@ void TcpCarrier::flush_all(milliseconds quiet, milliseconds most) {
       empty = empty && line(peer).out.empty();
     }
     if (empty) return;
-    sleep(milliseconds(1));
+    sleep(milliseconds(1), POLLOUT);
   }
 }
 

@@ -51,6 +51,13 @@ TEST(Launcher, IsKnownByItsVariables) {
   EXPECT_EQ(detect_launcher(kSrun).process, 1);
   EXPECT_EQ(detect_launcher(kTorchrun).name, "torchrun");
   EXPECT_EQ(detect_launcher(with({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}})).processes, 2);
+  const Launcher by_mpirun = detect_launcher(with({{"OMPI_COMM_WORLD_SIZE", "2"},
+                                                   {"OMPI_COMM_WORLD_RANK", "1"},
+                                                   {"TORCHELASTIC_RUN_ID", "x"},
+                                                   {"WORLD_SIZE", "16"},
+                                                   {"RANK", "9"}}));
+  EXPECT_EQ(by_mpirun.name, "torchrun") << "one on each of two hosts";
+  EXPECT_EQ(by_mpirun.process, 9);
 }
 
 TEST(Launcher, WordsThatOthersSetTooDoNotCount) {
@@ -123,7 +130,11 @@ TEST(Launch, RefusesWhatCannotBe) {
   EXPECT_PART(refused({{"transport", "tcp"}}, kSrun), "got none from srun");
   EXPECT_PART(refused({{"launcher", "torchrun"}}, with({{"RANK", "0"}, {"WORLD_SIZE", "2"}})),
               "got none from torchrun");
-  EXPECT_PART(refused({{"rendezvous", "file:/x"}}, kAlone), "--transport threads: leave it out");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}}, kAlone), "--launcher torchrun");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"transport", "nccl"}}, kAlone), "RANK and WORLD_SIZE");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"launcher", "none"}}, kTorchrun), "none is known to have started");
+  EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"transport", "threads"}}, kAlone),
+              "--transport threads: leave it out");
   EXPECT_PART(refused({{"rendezvous", "file:/x"}, {"transport", "mpi"}}, kMpirun), "--transport mpi: leave it out");
   EXPECT_PART(refused({{"rendezvous", ""}}, kTorchrun), "tcp:HOST:PORT");
   EXPECT_PART(refused({{"rendezvous", "node7"}}, kMpirun), "got 'node7'");
@@ -143,6 +154,7 @@ TEST(Launch, TheLauncherCanBeForced) {
 TEST(Launch, APlanTakesAnyNumberOfRanks) {
   EXPECT_EQ(make_launch_of_plan(typed({{"ranks", "1024"}}), kTorchrun).ranks, 1024);
   EXPECT_FALSE(make_launch_of_plan(typed({{"ranks", "1024"}, {"transport", "tcp"}}), kAlone).by_mpi());
+  EXPECT_EQ(make_launch_of_plan(typed({{"ranks", "64"}, {"rendezvous", "file:/x"}}), kAlone).transport, "tcp");
   if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
   EXPECT_EQ(make_launch_of_plan(typed({{"ranks", "1024"}}), kMpirun).ranks, 1024);
 }

@@ -16,7 +16,8 @@ class MetProcesses:
     """Ranks in the background, with what each says in a file of its own."""
 
     def __init__(self, test, ranks, *words, has_place=True, own_words=None, variables=None):
-        """`own_words`: {rank: words} for some of them; `variables`: f(rank), set beside RANK and WORLD_SIZE."""
+        """`own_words`: {rank: words} for some of them; `variables`: f(rank), set beside RANK and WORLD_SIZE, or unset
+        where it is None."""
         self.test = test
         folder = tempfile.TemporaryDirectory()
         test.addCleanup(folder.cleanup)
@@ -28,6 +29,7 @@ class MetProcesses:
             environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_"))}
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "test"}
             environment |= variables(rank) if variables else {}
+            environment = {k: v for k, v in environment.items() if v is not None}
             command = [TOOL, *map(str, words), *(own_words or {}).get(rank, []), *place]
             with log.open("w") as out:
                 process = subprocess.Popen(command, cwd=test.folder, env=environment, stdout=out, stderr=subprocess.STDOUT)

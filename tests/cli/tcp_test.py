@@ -94,11 +94,28 @@ class Results(TcpTest):
         report = self.met_report(2, "run", *SMALL, has_place=False, variables=lambda rank: variables)
         self.assertEqual(report["environment"]["transport"], "tcp")
 
+    def test_processes_that_were_started_by_hand(self):
+        no_mark = {"TORCHELASTIC_RUN_ID": None}
+        group = MetProcesses(self, 2, "verify", *SMALL, "--launcher", "torchrun", variables=lambda rank: no_mark)
+        self.assertEqual(group.end(), [0, 0], group.text())
+        self.assertIn("2 ranks by TCP", group.text(0))
+
     def test_plan_and_info_speak_once(self):
         for words in ["plan", *SMALL], ["info"]:
             group = MetProcesses(self, 2, *words, has_place=words[0] == "plan")
             self.assertEqual(group.end(), [0, 0], group.text())
             self.assertEqual(group.text().count("annulus 0"), 1, group.text())
+
+
+    def test_info_names_a_transport_that_there_is(self):
+        """Also under mpirun, where this build has no MPI."""
+        mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "TORCHELASTIC_RUN_ID": None}
+        group = MetProcesses(
+            self, 1, "info", "--json", "-", "--quiet", has_place=False, variables=lambda rank: mpirun
+        )
+        self.assertEqual(group.end(), [0], group.text())
+        report = json.loads(group.text())
+        self.assertIn(report["environment"]["transport"], report["transports"])
 
 
 class BadInput(TcpTest):
@@ -116,9 +133,13 @@ class BadInput(TcpTest):
 
     def test_wrong_options(self):
         here = ["--rendezvous", "file:meet"]
-        self.refuse(2, ["--transport threads", "leave it out"], "run", *SMALL, *here)
-        self.refuse(2, ["--ranks 3 and 1 process", "torchrun"], "run", *SMALL, *here, "--transport", "tcp", "--ranks", "3")
-        self.refuse(2, ["nccl", "GPUs", "--device cuda"], "run", *SMALL, *here, "--transport", "nccl")
+        self.refuse(2, ["--transport threads", "leave it out"], "run", *SMALL, *here, "--transport", "threads")
+        self.refuse(2, ["RANK and WORLD_SIZE", "--launcher torchrun"], "run", *SMALL, *here)
+        self.refuse(2, ["--ranks 3 and 1 process", "torchrun"], "run", *SMALL, "--transport", "tcp", "--ranks", "3")
+        group = MetProcesses(self, 1, "run", *SMALL, "--transport", "nccl")
+        self.assertEqual(group.end(), [2], group.text())
+        for part in "nccl", "GPUs", "--device cuda":
+            self.assertIn(part, group.text())
 
     def test_a_rank_that_never_comes(self):
         variables = {"WORLD_SIZE": "3"}

@@ -85,7 +85,7 @@ TEST(Rendezvous, NamesWhoDoesNotCome) {
   const std::string place = "file:" + fresh_file();
   std::thread second([&] {
     support::expect_refused_as<TransportError>([&] { make_rendezvous_transport(1, 3, place, {.timeout = 500ms}); },
-                                               {"rank 0", "rendezvous", "0.5 s"});
+                                               {"rank 0", "rendezvous", "rank 1 waits"});  // it may leave first
   });
   support::expect_refused_as<TransportError>([&] { make_rendezvous_transport(0, 3, place, {.timeout = 500ms}); },
                                              {"rank 2 did not come", "0.5 s"});
@@ -151,15 +151,13 @@ TEST(Rendezvous, WhatARankThatLeftHasNotTakenIsAnError) {
     EXPECT_EQ(transport->all_gather("x").size(), 2U);
     support::expect_refused_as<TransportError>(
         [&] {
-          if (before) {
-            transport->post(send_to(1, 5, memory));
-            transport->wait();
-          }
-          poll_for(*transport, 1s);  // it leaves meanwhile
-          if (!before) transport->post(send_to(1, 5, memory));
+          if (!before) other.join();
+          transport->post(send_to(1, 5, memory));
+          transport->wait();
+          poll_for(*transport, 20s);
         },
         {"rank 1 has left the group", "step 5"});
-    other.join();
+    if (before) other.join();
   }
 }
 
@@ -177,6 +175,31 @@ TEST(Rendezvous, NamesWhoLeaves) {
   EXPECT_LT(std::chrono::steady_clock::now() - since, 30s) << "it is to notice, not to wait for the deadline";
   first.join();
   std::filesystem::remove(file);
+}
+
+// A web server, say.
+TEST(Rendezvous, DoesNotBelieveAnybodyWhoAnswers) {
+  const Socket listener = Socket::listening(0);
+  std::thread stranger([&] {
+    const auto soon = std::chrono::steady_clock::now() + 20s;
+    Socket caller = listener.accepted(soon);
+    const Bytes words(1000, std::byte{'x'});
+    EXPECT_TRUE(caller.write_all(words, soon));
+    std::byte end{};
+    while (caller.can_read(soon) && caller.read_some(std::span(&end, 1)) > 0) {
+    }
+  });
+  support::expect_refused_as<TransportError>(
+      [&] { make_rendezvous_transport(2, 3, "tcp:127.0.0.1:" + std::to_string(listener.port()), {.timeout = 20s}); },
+      {"rank 2 got something else", "another place"});
+  stranger.join();
+}
+
+TEST(Rendezvous, SaysWhyRankZeroIsNotReached) {
+  const std::string port = std::to_string(Socket::listening(0).port());  // free a moment ago
+  support::expect_refused_as<TransportError>(
+      [&] { make_rendezvous_transport(1, 2, "tcp:127.0.0.1:" + port, {.timeout = 200ms}); },
+      {"rank 0 did not come", "(127.0.0.1:" + port + ": Connection refused)"});
 }
 
 TEST(Rendezvous, SaysWhenThereAreTooFewOpenFiles) {
@@ -208,7 +231,8 @@ TEST(Rendezvous, IsLeftWhenToldToStop) {
 }
 
 TEST(Rendezvous, RefusesPlacesThatAreNone) {
-  for (const std::string place : {"", "node:7", "tcp:node", "tcp:node:0", "tcp:node:70000", "tcp::80", "file:"})
+  for (const std::string place :
+       {"", "node:7", "tcp:node", "tcp:node:0", "tcp:node:70000", "tcp::80", "tcp:[::1]:80", "file:"})
     support::expect_refused([&] { make_rendezvous_transport(0, 2, place); }, {"tcp:HOST:PORT", "'" + place + "'"});
   support::expect_refused([&] { make_rendezvous_transport(2, 2, "file:x"); }, {"[0, size)", "rank 2 of 2"});
 }
