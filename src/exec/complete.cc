@@ -64,12 +64,13 @@ class CompleteExecutor final : public Executor {
     set_stream(args.stream);
     Carver carver(args.workspace.data());
     const Memory memory = carve(Pass::backward, args, carver);
-    gather({{args.q, memory.q},
+    // fp32 first: a GPU reads it where it may begin alone.
+    gather({{lse_view<const void>(args.lse.data(), count_rows(pieces_)), lse_view<void>(memory.lse, range_.count)},
+            {args.q, memory.q},
             {args.k, memory.k},
             {args.v, memory.v},
             {args.out, memory.out},
-            {args.dout, memory.dout},
-            {lse_view<const void>(args.lse.data(), count_rows(pieces_)), lse_view<void>(memory.lse, range_.count)}},
+            {args.dout, memory.dout}},
            memory.slot);
     args.workspace = memory.kernels;
     const auto& [dq, dk, dv] = memory.sums;

@@ -72,7 +72,7 @@ class ReplicatedExecutor final : public Executor {
       slice_kernels_->forward(merged, {.sources = {}, .first = false, .last = true, .states = memory.states});
     const TensorView lse = lse_view(args.lse.empty() ? memory.lse : args.lse.data(), problem_.tokens);
     kernels_->copy(lse_view(memory.slice_lse, own.count), part_of(lse, own));
-    gather_slices({args.out, lse}, memory);
+    gather_slices({lse, args.out}, memory);
   }
 
   void backward(BackwardArgs args) const override {
@@ -215,7 +215,7 @@ class ReplicatedExecutor final : public Executor {
     Send send{.peer = to, .blocks = {}};
     std::vector<TensorView> views;
     std::byte* data = memory.slot;
-    // fp32 first: partial results are fp32, of the last results lse is the last tensor and single numbers are copied.
+    // fp32 comes first, where there is another type: a GPU reads it where it may begin alone.
     for (const TensorView& tensor : tensors) {
       if (sent.count > 0) send.blocks.push_back(ParcelMemory::block(part_of(tensor, sent)));
       views.emplace_back(

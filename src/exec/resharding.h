@@ -3,6 +3,9 @@
 //
 //   forward    q, k, v go out; out and lse of the unit come home, in fp32
 //   backward   q, dout, k, v with lse and Delta go out; dq, dk and dv come home, in fp32
+//
+// A GPU reads fp32 at multiples of four bytes alone. So it is here: of a unit lse and Delta come first, and behind them
+// an even number of vectors of the other type.
 #pragma once
 
 #include <map>

@@ -67,6 +67,15 @@ class CudaRanks(CudaRanksTest):
                     words = ["--layout", layout, "--strategy", strategy, *causal]
                     self.verified([TOOL, "verify", *PROBLEM, "--ranks", "3", *words])
 
+    def test_odd_numbers(self):
+        """Where a message has fp32 and another type, fp32 begins where a GPU reads it."""
+        odd = ["--device", "cuda", "--tokens", "45", "--heads", "3", "--head-dim", "5", "--dtype", "bf16", "--ranks", "3"]
+        for strategy in STRATEGIES:
+            for words in [], ["--reproducible"]:
+                if words and strategy == "replicated":
+                    continue
+                self.verified([TOOL, "verify", *odd, "--segments", "9,45", "--dilations", "1,1", "--strategy", strategy, *words])
+
     def processes(self, transport):
         self.need_mpirun()
         self.need(transport)

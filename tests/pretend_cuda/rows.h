@@ -22,6 +22,7 @@ inline void queue_on(cudaStream_t stream, std::function<void()> work) {
 // A row begins `at` elements behind `base`, be it in another tensor.
 inline void load_row(float* to, const void* base, std::int64_t at, std::int64_t count, DType dtype) {
   if (count == 0) return;
+  pretend::require_aligned(base, size_of(dtype));
   const auto* const row = pretend::reached(static_cast<const std::byte*>(base) + at * size_of(dtype));
   for (std::int64_t e = 0; e < count; ++e)
     to[e] = dtype == DType::fp32   ? reinterpret_cast<const float*>(row)[e]
@@ -30,6 +31,7 @@ inline void load_row(float* to, const void* base, std::int64_t at, std::int64_t 
 }
 inline void store_row(void* base, std::int64_t at, const float* from, float factor, std::int64_t count, DType dtype) {
   if (count == 0) return;
+  pretend::require_aligned(base, size_of(dtype));
   auto* const row = pretend::reached(static_cast<std::byte*>(base) + at * size_of(dtype));
   for (std::int64_t e = 0; e < count; ++e) {
     const float x = from[e] * factor;
