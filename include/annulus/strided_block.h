@@ -17,6 +17,8 @@ namespace annulus {
 struct Axis {
   std::int64_t count = 1;
   std::int64_t stride_bytes = 0;
+
+  bool operator==(const Axis&) const = default;
 };
 
 struct StridedBlock {
@@ -24,6 +26,7 @@ struct StridedBlock {
   std::array<Axis, 4> axes{};  // outermost first
   std::int64_t run_bytes = 0;
 
+  bool operator==(const StridedBlock&) const = default;
   std::int64_t bytes() const { return axes[0].count * axes[1].count * axes[2].count * axes[3].count * run_bytes; }
 };
 

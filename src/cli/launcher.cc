@@ -108,10 +108,12 @@ Launcher detect_launcher(const Environment& environment) {
   // From the inside out: torchrun may have been started by mpirun, a process a host, and mpirun inside a Slurm job;
   // each leaves the others' variables in place. torchrun's are plain words that people also set by hand, so its own
   // mark is asked for.
-  if (environment("TORCHELASTIC_RUN_ID"))
+  const auto mpirun = launcher_by(environment, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
+  const auto agents =
+      number(environment, "GROUP_WORLD_SIZE");  // of torchrun; unless mpirun started these, it came later
+  if (environment("TORCHELASTIC_RUN_ID") && !(mpirun && agents && mpirun->processes != *agents))
     if (const auto torchrun = launcher_by(environment, "torchrun", "WORLD_SIZE", "RANK")) return *torchrun;
-  if (const auto mpirun = launcher_by(environment, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
-    return *mpirun;
+  if (mpirun) return *mpirun;
   // A batch script has SLURM_NTASKS as well; only a step of srun has SLURM_STEP_ID, and is one of several processes.
   if (environment("SLURM_STEP_ID"))
     if (const auto srun = launcher_by(environment, "srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")) return *srun;
@@ -135,11 +137,12 @@ Launch make_launch(const RankTexts& typed, const Environment& environment) {
     launch.ranks = typed_ranks(typed, 1, kMostThreadRanks);
     return launch;
   }
-  if (typed.rendezvous && launcher.name == "none")  // each of several would take itself for the only one
+  if (launcher.name == "none" && !launch.by_mpi())  // each of several would take itself for the only one
     throw InvalidArgument(
-        "--rendezvous is where processes of a launcher meet; got a process that none is known to "
-        "have started: start it by torchrun or srun, or by hand with RANK and WORLD_SIZE set and "
-        "--launcher torchrun");
+        "with --transport " + launch.transport +
+        " processes of a launcher meet; got a process that none is known to have started: start it by "
+        "torchrun or srun, or by hand with RANK and WORLD_SIZE set, --launcher torchrun and "
+        "--rendezvous; or leave out --transport and --rendezvous: ranks are then threads");
   launch.ranks = typed_ranks(typed, launcher.processes, kMostRanks);
   if (launch.ranks != launcher.processes) {
     const std::string count = std::to_string(launch.ranks);
@@ -153,7 +156,7 @@ Launch make_launch(const RankTexts& typed, const Environment& environment) {
                       "processes meet elsewhere: --transport tcp or nccl, with --rendezvous");
   if (!rendezvous_of(typed, launch, environment))
     throw InvalidArgument("--transport " + launch.transport + " needs a place where processes meet; got none from " +
-                          (launcher.name == "none" ? "the command line" : launcher.name) +
+                          launcher.name +
                           ": give --rendezvous tcp:HOST:PORT, where rank 0 listens, or --rendezvous file:PATH");
   return launch;
 }

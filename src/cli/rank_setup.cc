@@ -20,7 +20,8 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
 }
 
 bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, bool on_gpu) {
-  // Which transport it will be is not known here; room for the hungriest one is little.
+  // Which transport it will be is not known here; room for the hungriest one is little. (What tcp packs is not counted:
+  // docs/running-on-a-cluster.md.)
   Launch hungriest;
   hungriest.transport = on_gpu ? "nccl" : "mpi";
   hungriest.ranks = setup.sharding.ranks;

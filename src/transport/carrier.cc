@@ -73,7 +73,7 @@ void CarriedTransport::begin(const Exchange& exchange) {
   }
   pack(exchange);
   under_way_ = !exchange_.sends.empty() || !exchange_.receives.empty();
-  if (under_way_) carry([&] { carrier_->post(exchange_); });
+  carry([&] { under_way_ ? carrier_->post(exchange_) : carrier_->skip(exchange.plan, exchange.step); });
 }
 
 // What a rank sends to itself has arrived when this returns.
@@ -87,6 +87,7 @@ void CarriedTransport::pack(const Exchange& exchange) {
     else if (!receive.bytes.empty())
       exchange_.receives.push_back({receive.peer, receive.bytes});
   }
+  const Send* last = nullptr;
   for (const Send& send : exchange.sends) {
     const auto bytes = static_cast<std::size_t>(total_bytes(send.blocks));
     if (bytes == 0) continue;
@@ -95,7 +96,9 @@ void CarriedTransport::pack(const Exchange& exchange) {
       cursor.pack(own);
       continue;
     }
-    cursor.pack(packed_.emplace_back(bytes));
+    // What goes to all alike is packed once.
+    if (last == nullptr || send.blocks != last->blocks) cursor.pack(packed_.emplace_back(bytes));
+    last = &send;
     exchange_.sends.push_back({send.peer, packed_.back()});
   }
 }

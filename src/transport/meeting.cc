@@ -1,6 +1,7 @@
 #include "transport/meeting.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -146,7 +147,8 @@ std::vector<Socket> Meeting::receive_all(const Place& place) {
     for (const std::string& address : own_addresses()) stream << address << ":" << listener.port() << "\n";
     stream.close();
     std::error_code error;
-    std::filesystem::rename(draft, place.file, error);
+    if (!stream) error.assign(errno == 0 ? EIO : errno, std::generic_category());
+    if (!error) std::filesystem::rename(draft, place.file, error);
     if (error)
       throw TransportError("rank 0 writes its address into " + place.file + "; got " + error.message() +
                            ": name a file in a folder that all ranks can write to");

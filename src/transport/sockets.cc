@@ -25,6 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::milliseconds kAnswer(500);  // of whom one knocks at
+
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 // Small messages must not wait for each other, and a process that is started beside must not keep the connection open.
@@ -71,7 +73,11 @@ void check_open_files() {
 // Its port may be one that another of this machine has left, or knocks from.
 Socket new_socket() {
   Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
-  if (!socket.is_open()) check_open_files();
+  if (!socket.is_open()) {
+    check_open_files();
+    throw TransportError(std::string("ranks that meet speak TCP over IPv4; the system gave no socket for it: ") +
+                         std::strerror(errno));
+  }
   prepare(socket.fd());
   const int on = 1;
   setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -109,7 +115,7 @@ Socket Socket::listening(std::uint16_t port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_ANY);
-  if (!socket.is_open() || bind(socket.fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+  if (bind(socket.fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(socket.fd_, 1024) != 0)
     throw TransportError("a rendezvous listens on a port that is free; got port " + std::to_string(port) + ", " +
                          std::strerror(errno) + ": name another one");
@@ -129,9 +135,10 @@ Socket Socket::connected(const HostPort& to, Deadline deadline, std::string& why
     const int status = getaddrinfo(host.c_str(), std::to_string(to.port).c_str(), &hints, &found);
     const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, freeaddrinfo);
     if (status != 0) why = to.host + ": " + gai_strerror(status);
+    // Each has its own time: neither a slow look-up nor a silent address is the next one's fault.
     for (const addrinfo* each = all.get(); each != nullptr; each = each->ai_next) {
       Socket socket = new_socket();
-      const int error = socket.connect_error(*each, std::min(deadline, Clock::now() + std::chrono::seconds(2)));
+      const int error = socket.connect_error(*each, Clock::now() + kAnswer);
       if (error == 0 && !is_own_other_end(socket.fd_)) return socket;
       why = to.host + ":" + std::to_string(to.port) + ": " + std::strerror(error == 0 ? ECONNREFUSED : error);
     }

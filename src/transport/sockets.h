@@ -35,7 +35,8 @@ class Socket {
   }
 
   static Socket listening(std::uint16_t port);  // 0: any; throws TransportError where it is taken
-  // Tries again until the deadline; then !is_open(), and `why` says what came between.
+  // Tries all addresses of the name, again and again until the deadline; then !is_open(), and `why` says what came
+  // between.
   static Socket connected(const HostPort& to, Deadline, std::string& why);
   Socket accepted(Deadline) const;  // !is_open() at the deadline
 

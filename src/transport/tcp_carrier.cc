@@ -71,7 +71,8 @@ struct Line {
   bool drops = false;             // or nowhere
   std::size_t read_bytes = 0;     // of its head and body
   std::deque<Letter> messages;    // arrived, and not asked for yet
-  bool left = false;
+  bool left = false;              // said so
+  bool has_ended = false;
   std::int64_t unacknowledged_bytes = 0;  // when last looked at
 
   bool is_through() const { return !socket.is_open() || (out.empty() && untaken_bytes <= kAhead); }
@@ -91,6 +92,7 @@ class TcpCarrier final : public Carrier {
 
   std::string_view name() const override { return "tcp"; }
   void post(const PackedExchange& exchange) override;
+  void skip(std::uint64_t plan, std::int64_t step) override;
   void wait() override;
   bool poll() override;
   void abort(const std::string& text) noexcept override;
@@ -100,12 +102,14 @@ class TcpCarrier final : public Carrier {
   void write(int peer, const Head& head, std::span<const std::byte> body = {});
   void send(const PackedMessage& message);
   void progress();
-  bool flush(int peer);
+  std::int64_t flush(int peer);
   void read(int peer);
+  void notice_end(int peer);
   void begin_body(int peer);
   void end_body(int peer);
   void open(int peer, Letter letter);
   void deliver();
+  void leave();
   void take(int peer, std::size_t bytes);
   void let_go();
   bool is_through() const;
@@ -131,11 +135,18 @@ class TcpCarrier final : public Carrier {
   std::string failure_;
 };
 
+TcpCarrier::~TcpCarrier() {
+  try {
+    const std::lock_guard lock(mutex_);
+    leave();
+  } catch (const std::bad_alloc&) {  // the others find out when the connections end
+  }
+}
+
 // Who failed says so once more: its connections may end before another rank has read why from the one that found out.
 // Then it reads to the end of what others have sent, for a while: closed with letters unread, a connection would drop
 // what is still on its way out.
-TcpCarrier::~TcpCarrier() {
-  const std::lock_guard lock(mutex_);
+void TcpCarrier::leave() {
   for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer)
     if (failed_)
       write_failure(peer);
@@ -168,6 +179,11 @@ void TcpCarrier::post(const PackedExchange& exchange) {
     check_failure();
   }
   if (options_.blocking) wait();
+}
+
+void TcpCarrier::skip(std::uint64_t plan, std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  at_ = {plan, step, 0};
 }
 
 bool TcpCarrier::poll() {
@@ -234,28 +250,32 @@ void TcpCarrier::progress() {
     if (line(peer).socket.is_open()) flush(peer);
     if (line(peer).socket.is_open()) read(peer);
   }
+  // Now: one that has ended may only have passed on the failure that another line tells of.
+  for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer)
+    if (std::exchange(line(peer).has_ended, false)) notice_end(peer);
   deliver();
   for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer)
     if (line(peer).socket.is_open()) flush(peer);  // answers
 }
 
-// Whether anything has moved.
-bool TcpCarrier::flush(int peer) {
+// Bytes that went out; -1: the other end is gone, which is for who reads to notice.
+std::int64_t TcpCarrier::flush(int peer) {
   Line& to = line(peer);
-  bool has_moved = false;
+  std::int64_t bytes = 0;
   while (!to.out.empty()) {
     Outgoing& first = to.out.front();
     const bool is_lent = first.own_left.empty();
     std::span<const std::byte>& left = is_lent ? first.lent_left : first.own_left;
     const std::int64_t written = to.socket.write_some(left);
-    if (written <= 0) break;  // a lost end is noticed when reading
-    has_moved = true;
+    if (written < 0) return -1;
+    if (written == 0) break;
+    bytes += written;
     if (left.size() >= kAhead) vigil_.hear(peer, Clock::now());  // it reads, or the system would not take so much
     if (is_lent) vigil_.moved(Clock::now());
     left = left.subspan(static_cast<std::size_t>(written));
     if (first.is_over()) to.out.pop_front();
   }
-  return has_moved;
+  return bytes;
 }
 
 void TcpCarrier::read(int peer) {
@@ -278,11 +298,7 @@ void TcpCarrier::read(int peer) {
     if (count == 0) return;
     if (count < 0) {
       from.close();
-      if (!from.left)
-        fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
-             " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
-      else if (from.untaken_bytes > 0)
-        fail(who_left(peer));
+      from.has_ended = true;
       return;
     }
     from.read_bytes += static_cast<std::size_t>(count);
@@ -290,6 +306,14 @@ void TcpCarrier::read(int peer) {
     if (!in_head && letter.head.kind == Kind::message) vigil_.moved(Clock::now());
     if (in_head && from.read_bytes == sizeof(Head)) begin_body(peer);
   }
+}
+
+void TcpCarrier::notice_end(int peer) {
+  if (!line(peer).left)
+    fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
+         " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
+  else if (line(peer).untaken_bytes > 0)
+    fail(who_left(peer));
 }
 
 // A message that is expected now goes where it is expected; all else lies here until it is opened.
@@ -459,7 +483,9 @@ void TcpCarrier::flush_all(milliseconds quiet, milliseconds most) {
     bool empty = true;
     for (int peer = 0; peer < static_cast<int>(lines_.size()); ++peer) {
       if (!line(peer).socket.is_open()) continue;
-      if (flush(peer)) moved = Clock::now();
+      const std::int64_t bytes = flush(peer);
+      if (bytes < 0) line(peer).close();
+      if (bytes > 0) moved = Clock::now();
       empty = empty && line(peer).out.empty();
     }
     if (empty) return;

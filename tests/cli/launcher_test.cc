@@ -58,6 +58,16 @@ TEST(Launcher, IsKnownByItsVariables) {
                                                    {"RANK", "9"}}));
   EXPECT_EQ(by_mpirun.name, "torchrun") << "one on each of two hosts";
   EXPECT_EQ(by_mpirun.process, 9);
+  for (const auto& [agents, name] : {std::pair("2", "torchrun"), {"1", "mpirun"}})
+    EXPECT_EQ(detect_launcher(with({{"OMPI_COMM_WORLD_SIZE", "2"},
+                                    {"OMPI_COMM_WORLD_RANK", "1"},
+                                    {"TORCHELASTIC_RUN_ID", "x"},
+                                    {"GROUP_WORLD_SIZE", agents},
+                                    {"WORLD_SIZE", "2"},
+                                    {"RANK", "0"}}))
+                  .name,
+              name)
+        << "mpirun started torchrun's agents, or a process of torchrun mpirun";
 }
 
 TEST(Launcher, WordsThatOthersSetTooDoNotCount) {
@@ -126,7 +136,8 @@ TEST(Launch, RefusesWhatCannotBe) {
   EXPECT_PART(refused({{"ranks", "0"}}, kAlone), "--ranks must lie in [1, ");
   EXPECT_PART(refused({{"ranks", "3"}}, kTorchrun), "--ranks 3 and 2 processes");
   EXPECT_PART(refused({{"ranks", "3"}}, kTorchrun), "torchrun --no-python --nproc-per-node 3");
-  EXPECT_PART(refused({{"transport", "tcp"}}, kAlone), "got none from the command line: give --rendezvous");
+  EXPECT_PART(refused({{"transport", "tcp"}}, kAlone), "none is known to have started");
+  EXPECT_PART(refused({{"transport", "tcp"}, {"ranks", "3"}}, kAlone), "ranks are then threads");
   EXPECT_PART(refused({{"transport", "tcp"}}, kSrun), "got none from srun");
   EXPECT_PART(refused({{"launcher", "torchrun"}}, with({{"RANK", "0"}, {"WORLD_SIZE", "2"}})),
               "got none from torchrun");

@@ -23,6 +23,11 @@ def command(*words, check=True):
     return subprocess.run(list(map(str, words)), check=check, capture_output=True, text=True, timeout=60)
 
 
+# A name with two addresses. What is sent to the first is lost; host 4 prefers it, as it is nearer to its own.
+TWO_ADDRESSES, NOBODY = "meet.annulus", "10.77.0.6"
+NAMES = f"127.0.0.1 localhost\n{NOBODY} {TWO_ADDRESSES}\n10.77.0.1 {TWO_ADDRESSES}\n"
+
+
 class Refused(Exception):
     """Why this machine cannot play several hosts."""
 
@@ -75,9 +80,11 @@ class Hosts:
             command("ip", "-n", host, "addr", "add", f"10.77.0.{i}/24", "dev", "eth0")
             for link in "lo", "eth0":
                 command("ip", "-n", host, "link", "set", link, "up")
+            command("ip", "-n", host, "neigh", "add", NOBODY, "lladdr", "02:00:00:00:01:00", "dev", "eth0")
         agent = self.folder / "agent"
         agent.write_text(AGENT.format(prefix=self.prefix))
         agent.chmod(0o755)
+        (self.folder / "names").write_text(NAMES)
         (self.folder / "hosts").write_text("".join(f"10.77.0.{i + 1} slots=64\n" for i in range(self.count)))
 
     def has_netem(self):
@@ -128,7 +135,8 @@ class Hosts:
 
     def on(self, host, *words):
         """The command line that starts the words on one host."""
-        rename = ["unshare", "-u", "bash", "-c", f'hostname host{host}; exec "$@"', "bash"]
+        names = f"mount --bind {self.folder}/names /etc/hosts"  # ip netns exec has mounts of its own
+        rename = ["unshare", "-u", "bash", "-c", f'hostname host{host}; {names}; exec "$@"', "bash"]
         return ["ip", "netns", "exec", f"{self.prefix}{host}", *rename, *map(str, words)]
 
     def cut(self, host):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-from hosts import Hosts, Refused
+from hosts import TWO_ADDRESSES, Hosts, Refused
 
 TOOL = os.environ.get("ANNULUS_TOOL", "annulus")
 MPIEXEC = os.environ.get("MPIEXEC", "mpirun")
@@ -52,11 +52,11 @@ class AcrossHosts(unittest.TestCase):
             self.assertEqual(many["checksum"], json.loads(alone.stdout)["checksum"])
 
     def test_processes_that_meet_without_mpi(self):
-        """Two on a host, and no host knows the name of another."""
+        """Two on a host, and no host knows the name of another, nor which of two addresses is right."""
         words = ["run", *SMALL, "--backward", "--reproducible", "--quiet", "--json", "-"]
         alone = subprocess.run([TOOL, *words], capture_output=True, text=True, check=True)
         with tempfile.TemporaryDirectory() as folder:
-            for place in "tcp:10.77.0.1:29400", f"file:{folder}/meet":
+            for place in "tcp:10.77.0.1:29400", f"tcp:{TWO_ADDRESSES}:29401", f"file:{folder}/meet":
                 job = []
                 for rank in range(2 * COUNT):
                     variables = ["env", f"RANK={rank}", f"WORLD_SIZE={2 * COUNT}"]

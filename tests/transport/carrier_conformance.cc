@@ -1,6 +1,7 @@
 // A carrier that hands packed messages to the thread transport must pass for a transport itself.
 #include "annulus/carrier.h"
 
+#include <array>
 #include <new>
 
 #include "annulus/thread_group.h"
@@ -72,6 +73,41 @@ TEST(Carried, WithoutACarrierItLooksAhead) {
   EXPECT_EQ(transport->all_gather("text"), std::vector<std::string>(3, "text"));
   EXPECT_TRUE(transport->poll());
   support::expect_refused([&] { transport->post({.step = 4}); }, {"without a carrier", "step 4"});
+}
+
+// By gather a rank sends its shard to everybody: it lies in memory once more, not once for each of them.
+TEST(Carried, WhatGoesToAllAlikeIsPackedOnce) {
+  struct Attentive final : Carrier {
+    std::vector<const std::byte*> sent;
+    std::int64_t at = -1;
+    void post(const PackedExchange& exchange) override {
+      for (const PackedMessage& send : exchange.sends) {
+        EXPECT_EQ(send.bytes.size(), 3U);
+        EXPECT_EQ(send.bytes.back(), std::byte{'d'});
+        sent.push_back(send.bytes.data());
+      }
+    }
+    void wait() override {}
+    void skip(std::uint64_t, std::int64_t step) override { at = step; }
+    void abort(const std::string&) noexcept override {}
+  };
+  auto made = std::make_unique<Attentive>();
+  Attentive& carrier = *made;
+  const auto transport = make_carried_transport(1, 5, std::move(made));
+  const std::array memory{std::byte{'a'}, std::byte{'b'}, std::byte{'c'}, std::byte{'d'}};
+  const StridedBlock bcd{.data = &memory[1], .run_bytes = 3};
+  const StridedBlock b_d{.data = &memory[1], .axes = {{{2, 2}}}, .run_bytes = 1}, d{.data = &memory[3], .run_bytes = 1};
+  const std::vector parts{b_d, d};  // b, d, d: as many bytes
+  transport->post(
+      {.plan = 1, .step = 0, .sends = {{0, {bcd}}, {1, {}}, {2, {bcd}}, {3, parts}, {4, parts}}, .receives = {}});
+  transport->wait();
+  ASSERT_EQ(carrier.sent.size(), 4U);
+  EXPECT_EQ(carrier.sent[0], carrier.sent[1]);
+  EXPECT_NE(carrier.sent[1], carrier.sent[2]);
+  EXPECT_EQ(carrier.sent[2], carrier.sent[3]);
+  EXPECT_EQ(transport->sent_bytes(), 12);
+  transport->post({.plan = 1, .step = 7});
+  EXPECT_EQ(carrier.at, 7) << "it says where trouble is, though nothing moves";
 }
 
 // A carrier tells the others why it throws a TransportError. Of anything else they hear by abort().

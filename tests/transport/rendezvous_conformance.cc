@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -161,6 +162,46 @@ TEST(Rendezvous, WhatARankThatLeftHasNotTakenIsAnError) {
   }
 }
 
+// A rank that passes on why it fails, behind more than another reads in time, is not the one that is lost.
+TEST(Rendezvous, WhoPassesOnAFailureIsNotTakenForLost) {
+  const std::string place = "file:" + fresh_file();
+  const auto join = [&](int rank) {
+    auto transport = make_rendezvous_transport(rank, 3, place, {.timeout = 20s});
+    EXPECT_EQ(transport->all_gather("x").size(), 3U);
+    return transport;
+  };
+  const Bytes memory(std::size_t{64} << 20, std::byte{7});  // more than lies in a connection
+  std::atomic<bool> has_begun{false};
+  std::thread first([&] {
+    const auto transport = join(0);
+    support::expect_refused_as<TransportError>(
+        [&] {
+          transport->post(send_to(2, 5, memory));
+          has_begun = true;
+          transport->wait();
+        },
+        {"rank 1 gave up", "no more of it"});
+  });
+  std::thread second([&] {
+    const auto transport = join(1);
+    while (!has_begun) std::this_thread::sleep_for(1ms);
+    transport->abort("no more of it");
+  });
+  const auto transport = join(2);
+  first.join();
+  second.join();
+  support::expect_refused_as<TransportError>([&] { poll_for(*transport, 20s); }, {"rank 1 gave up", "no more of it"});
+}
+
+TEST(Rendezvous, NamesTheStepAtWhichNothingMoves) {
+  std::atomic<bool> stop{false};
+  const auto transport = make_rendezvous_transport(0, 1, "file:" + fresh_file(), {.timeout = 20s, .stop = &stop});
+  transport->post({.plan = 1, .step = 7});
+  transport->wait();
+  stop = true;
+  support::expect_refused_as<TransportError>([&] { transport->poll(); }, {"told to stop", "at step 7"});
+}
+
 TEST(Rendezvous, NamesWhoLeaves) {
   const std::string file = fresh_file();
   const Socket listener = Socket::listening(0);  // of a rank 0 that ends when another has come
@@ -219,6 +260,31 @@ TEST(Rendezvous, SaysWhenThereAreTooFewOpenFiles) {
           make_rendezvous_transport(rank, 2, "tcp:127.0.0.1:29400", {.timeout = 1s});
         },
         {"an open file", "ulimit -n"});
+}
+
+TEST(Rendezvous, SaysWhyItsFileCannotBeWritten) {
+  struct NoSpace {
+    rlimit limit{};
+    sighandler_t handler = std::signal(SIGXFSZ, SIG_IGN);
+    NoSpace() {
+      EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+      const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+      EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+    }
+    ~NoSpace() {
+      EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+      std::signal(SIGXFSZ, handler);
+    }
+  };
+  const std::string file = fresh_file();
+  support::expect_refused_as<TransportError>(
+      [&] {
+        const NoSpace until_it_throws;
+        make_rendezvous_transport(0, 2, "file:" + file, {.timeout = 1s});
+      },
+      {"rank 0 writes its address into " + file, "File too large"});
+  EXPECT_FALSE(std::filesystem::exists(file));
+  std::filesystem::remove(file + ".draft");
 }
 
 TEST(Rendezvous, IsLeftWhenToldToStop) {
