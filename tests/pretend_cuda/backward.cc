@@ -271,12 +271,15 @@ void walk_meetings(const GradientLaunch& g, DType dtype, mma::Part part_of_resul
   };
   for (std::int64_t index = 0; index < launch.tile_count; ++index) {
     const MeetingTile& tile = pretend::reached(meetings.tiles)[index];
-    const Rows2d x(meetings.of_keys ? launch.k : launch.q, tile.x.at, tile.x.stride, tile.rows, width, dtype);
-    const Rows2d y(meetings.of_keys ? launch.v : g.dout, tile.y.at, tile.y.stride, tile.rows, width, dtype);
+    const auto rows_of = [&](const void* data, const RowRun& run, int rows) {
+      return Rows2d(data, run.at, run.stride, rows, width, dtype, meetings.aligned ? 16 : 1);
+    };
+    const Rows2d x = rows_of(meetings.of_keys ? launch.k : launch.q, tile.x, tile.rows);
+    const Rows2d y = rows_of(meetings.of_keys ? launch.v : g.dout, tile.y, tile.rows);
     for (int p = tile.first_part; p < tile.first_part + tile.part_count; ++p) {
       const MeetingPart& part = pretend::reached(meetings.parts)[p];
-      const Rows2d u(meetings.of_keys ? launch.q : launch.k, part.u.at, part.u.stride, part.rows, width, dtype);
-      const Rows2d w(meetings.of_keys ? g.dout : launch.v, part.w.at, part.w.stride, part.rows, width, dtype);
+      const Rows2d u = rows_of(meetings.of_keys ? launch.q : launch.k, part.u, part.rows);
+      const Rows2d w = rows_of(meetings.of_keys ? g.dout : launch.v, part.w, part.rows);
       for (int i = 0; i < tile.rows; ++i)
         for (int n = 0; n < part.rows; ++n) {
           const std::int64_t edge = part.first + std::int64_t{part.step} * i;

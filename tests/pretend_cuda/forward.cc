@@ -95,15 +95,17 @@ void attend_meetings(const Launch& launch, DType dtype) {
   const std::int64_t width = launch.head_dim;
   for (std::int64_t index = 0; index < launch.tile_count; ++index) {
     const MeetingTile& tile = pretend::reached(meetings.tiles)[index];
-    const Rows2d queries(launch.q, tile.x.at, tile.x.stride, tile.rows, width, dtype);
+    const auto rows_of = [&](const void* data, const RowRun& run, int rows) {
+      return Rows2d(data, run.at, run.stride, rows, width, dtype, meetings.aligned ? 16 : 1);
+    };
+    const Rows2d queries = rows_of(launch.q, tile.x, tile.rows);
     for (int i = 0; i < tile.rows; ++i) {
       Softmax row(width);
       const std::int64_t state_row = tile.state + static_cast<std::int64_t>(tile.state_stride) * i;
       row.load(launch, state_row, 1.0f);
       for (int p = tile.first_part; p < tile.first_part + tile.part_count; ++p) {
         const MeetingPart& part = pretend::reached(meetings.parts)[p];
-        const Rows2d keys(launch.k, part.u.at, part.u.stride, part.rows, width, dtype);
-        const Rows2d values(launch.v, part.w.at, part.w.stride, part.rows, width, dtype);
+        const Rows2d keys = rows_of(launch.k, part.u, part.rows), values = rows_of(launch.v, part.w, part.rows);
         for (int n = 0; n < part.rows && !(meetings.causal && n > part.first + std::int64_t{part.step} * i); ++n)
           row.meet(dot(queries[i], keys[n], width) * launch.scale_log2, 1.0f, values[n]);
       }

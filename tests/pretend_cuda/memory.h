@@ -9,20 +9,25 @@
 
 namespace annulus::pretend {
 
-// Where a kernel finds what an address of a GPU names. Whatever else it is given is a bug: a GPU would stop here.
-template <class T>
-T* reached(T* address) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  auto* const found = support::WalledBytes::reach(reinterpret_cast<Byte*>(address));
-  if (found != nullptr) return reinterpret_cast<T*>(found);
-  std::fprintf(stderr, "pretend GPU: a kernel was given an address that is not of a GPU\n");
-  std::abort();
-}
-
-// A GPU stops where a number does not begin at a multiple of its size.
+// A GPU stops where what is read or written at once does not begin at a multiple of its size.
 inline void require_aligned(const void* address, std::int64_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0) return;
   std::fprintf(stderr, "pretend GPU: misaligned address\n");
+  std::abort();
+}
+
+// Where a kernel finds what an address of a GPU names, so many elements. Whatever else it is given is a bug: a GPU
+// would stop here.
+template <class T>
+T* reached(T* address, std::int64_t count = 1) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  require_aligned(address, alignof(T));
+  auto* const first = reinterpret_cast<Byte*>(address);
+  const std::int64_t last = count * static_cast<std::int64_t>(sizeof(T)) - 1;
+  Byte* const found = support::WalledBytes::reach(first);
+  if (found != nullptr && (count == 1 || support::WalledBytes::reach(first + last) == found + last))
+    return reinterpret_cast<T*>(found);
+  std::fprintf(stderr, "pretend GPU: a kernel was given an address that is not of a GPU\n");
   std::abort();
 }
 

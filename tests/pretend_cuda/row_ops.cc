@@ -49,7 +49,10 @@ void copy_list(const List& list, cudaStream_t stream) {
           from += block.stride_bytes[axis] * (row - outer * block.counts[axis - 1].value);
           row = outer;
         }
-        std::copy_n(source + from + block.stride_bytes[0] * row, bytes, to);
+        const std::byte* const begin = source + from + block.stride_bytes[0] * row;
+        pretend::require_aligned(begin, static_cast<std::int64_t>(bytes));
+        pretend::require_aligned(to, static_cast<std::int64_t>(bytes));
+        std::copy_n(begin, bytes, to);
       }
     }
   });

@@ -23,7 +23,8 @@ inline void queue_on(cudaStream_t stream, std::function<void()> work) {
 inline void load_row(float* to, const void* base, std::int64_t at, std::int64_t count, DType dtype) {
   if (count == 0) return;
   pretend::require_aligned(base, size_of(dtype));
-  const auto* const row = pretend::reached(static_cast<const std::byte*>(base) + at * size_of(dtype));
+  const std::int64_t size = size_of(dtype);
+  const auto* const row = pretend::reached(static_cast<const std::byte*>(base) + at * size, count * size);
   for (std::int64_t e = 0; e < count; ++e)
     to[e] = dtype == DType::fp32   ? reinterpret_cast<const float*>(row)[e]
             : dtype == DType::bf16 ? to_float(reinterpret_cast<const BFloat16*>(row)[e])
@@ -32,7 +33,8 @@ inline void load_row(float* to, const void* base, std::int64_t at, std::int64_t 
 inline void store_row(void* base, std::int64_t at, const float* from, float factor, std::int64_t count, DType dtype) {
   if (count == 0) return;
   pretend::require_aligned(base, size_of(dtype));
-  auto* const row = pretend::reached(static_cast<std::byte*>(base) + at * size_of(dtype));
+  const std::int64_t size = size_of(dtype);
+  auto* const row = pretend::reached(static_cast<std::byte*>(base) + at * size, count * size);
   for (std::int64_t e = 0; e < count; ++e) {
     const float x = from[e] * factor;
     if (dtype == DType::fp32)
@@ -48,12 +50,17 @@ inline std::int64_t offset(const Strides& stride, std::int64_t batch, std::int64
   return batch * stride.batch + head * stride.head + position * stride.token;
 }
 
-// Rows that lie at + i * stride.
+// Rows that lie at + i * stride; each begins at a multiple of `alignment` bytes.
 class Rows2d {
  public:
-  Rows2d(const void* base, std::int64_t at, std::int64_t stride, std::int64_t count, std::int64_t width, DType dtype)
+  Rows2d(const void* base, std::int64_t at, std::int64_t stride, std::int64_t count, std::int64_t width, DType dtype,
+         std::int64_t alignment = 1)
       : width_(width), values_(static_cast<std::size_t>(count * width)) {
-    for (std::int64_t i = 0; i < count; ++i) load_row(values_.data() + i * width, base, at + i * stride, width, dtype);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = at + i * stride;
+      pretend::require_aligned(static_cast<const std::byte*>(base) + row * size_of(dtype), alignment);
+      load_row(values_.data() + i * width, base, row, width, dtype);
+    }
   }
   const float* operator[](std::int64_t i) const { return values_.data() + i * width_; }
 

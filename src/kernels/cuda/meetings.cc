@@ -20,8 +20,10 @@ template <class View>
 RowRun run_of(const View& view, const void* base, std::int64_t batch, const RowSource::Found& found) {
   if (view.data == nullptr) return {};
   const auto* data = static_cast<const std::byte*>(static_cast<const void*>(view.data));
-  const std::int64_t offset = (data - static_cast<const std::byte*>(base)) / size_of(view.dtype);
-  return {offset + batch * view.stride[0] + found.rows.first * view.stride[1] + found.head * view.stride[2],
+  const std::int64_t bytes = data - static_cast<const std::byte*>(base);
+  if (bytes % size_of(view.dtype) != 0) throw std::logic_error("rows lie whole elements apart");
+  return {bytes / size_of(view.dtype) + batch * view.stride[0] + found.rows.first * view.stride[1] +
+              found.head * view.stride[2],
           found.rows.stride * view.stride[1]};
 }
 RowRun advanced(RowRun run, std::int64_t rows) { return {run.at + rows * run.stride, run.stride}; }

@@ -241,24 +241,28 @@ TEST_F(CudaRanks, AreOneRank) {
   }));
 }
 
-// Messages with fp32 and another type, where that has odd numbers of elements: a GPU reads fp32 at multiples of four
-// alone.
+// Messages with fp32 and another type, where that has odd numbers of rows or of elements: a GPU reads fp32 at multiples
+// of four alone, and what its kernels read 16 bytes at a time (rows of 8 elements) at multiples of 16.
 TEST_F(CudaRanks, OddNumbersInMessages) {
-  for (const Layout layout : {Layout::contiguous, Layout::striped})
-    for (const Strategy strategy : {Strategy::reshard, Strategy::exchange}) {
-      Problem problem;
-      problem.tokens = 45;
-      problem.heads = 3;
-      problem.head_dim = 5;
-      problem.dtype = DType::bf16;
-      problem.pattern = make_pattern(Preset::longnet, {9, 45}, {1, 1}, 3);
-      problem = resolve(problem);
-      const Inputs inputs = draw_inputs(problem, 3);
-      const Sharding sharding{.ranks = 3, .layout = layout};
-      if (strategy == Strategy::reshard && !can_reshard(problem, sharding)) continue;
-      const RankOptions options{.strategy = strategy, .reproducible = strategy == Strategy::exchange};
-      EXPECT_EQ(faults(problem, inputs, Yardstick(problem, inputs), sharding, options), "");
-    }
+  for (const std::int64_t head_dim : {5, 8}) {
+    Problem problem;
+    problem.tokens = 45;
+    problem.heads = 3;
+    problem.head_dim = head_dim;
+    problem.dtype = DType::bf16;
+    problem.pattern = make_pattern(Preset::longnet, {9, 45}, {1, 1}, 3);
+    problem = resolve(problem);
+    const Inputs inputs = draw_inputs(problem, 3);
+    const Yardstick yardstick(problem, inputs);
+    for (const Layout layout : {Layout::contiguous, Layout::striped})
+      for (const Strategy strategy : {Strategy::reshard, Strategy::exchange})
+        for (const bool reproducible : {false, true}) {
+          const Sharding sharding{.ranks = 3, .layout = layout};
+          if (strategy == Strategy::reshard && (reproducible || !can_reshard(problem, sharding))) continue;
+          const RankOptions options{.strategy = strategy, .reproducible = reproducible};
+          EXPECT_EQ(faults(problem, inputs, yardstick, sharding, options), "");
+        }
+  }
 }
 
 // torchscale's zero keys belong to the last segment, which lies on the last rank or on several.
