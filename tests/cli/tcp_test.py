@@ -120,10 +120,10 @@ class Results(TcpTest):
 
 class BadInput(TcpTest):
     def test_no_place(self):
-        self.refuse(2, ["place where processes meet", "--rendezvous tcp:HOST:PORT"], "run", *SMALL, "--transport", "tcp")
         group = MetProcesses(self, 2, "run", *SMALL, has_place=False)
         self.assertEqual(group.end(), [2, 2], group.text())
-        self.assertIn("got none from torchrun", group.text(1))
+        for part in "place where processes meet", "got none from torchrun", "--rendezvous tcp:HOST:PORT":
+            self.assertIn(part, group.text(1))
 
     def test_a_place_that_is_none(self):
         for place in "node7", "tcp:node7", "tcp:node7:0", "file:", "":
@@ -135,7 +135,7 @@ class BadInput(TcpTest):
         here = ["--rendezvous", "file:meet"]
         self.refuse(2, ["--transport threads", "leave it out"], "run", *SMALL, *here, "--transport", "threads")
         self.refuse(2, ["RANK and WORLD_SIZE", "--launcher torchrun"], "run", *SMALL, *here)
-        self.refuse(2, ["--ranks 3 and 1 process", "torchrun"], "run", *SMALL, "--transport", "tcp", "--ranks", "3")
+        self.refuse(2, ["--transport tcp", "leave out"], "run", *SMALL, "--transport", "tcp", "--ranks", "3")
         group = MetProcesses(self, 1, "run", *SMALL, "--transport", "nccl")
         self.assertEqual(group.end(), [2], group.text())
         for part in "nccl", "GPUs", "--device cuda":
