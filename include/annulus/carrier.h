@@ -39,8 +39,6 @@ class Carrier {
   virtual ~Carrier() = default;
   virtual std::string_view name() const { return "carried"; }  // of the transport
 
-  // Nothing is to be moved at this step, but from here on trouble is trouble at it.
-  virtual void skip(std::uint64_t plan, std::int64_t step) { (void)plan, (void)step; }
   // Begins to move the exchange, and may go on until wait() returns or throws. A message whose plan, step or size is
   // not the receiver's must be an error on both sides.
   virtual void post(const PackedExchange& exchange) = 0;

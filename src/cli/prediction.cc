@@ -5,6 +5,7 @@
 
 #include "annulus/carrier.h"
 #include "annulus/device_transports.h"
+#include "annulus/rendezvous.h"
 #include "exec/schedule.h"
 #include "plan/shard.h"
 #ifdef ANNULUS_WITH_MPI
@@ -62,6 +63,7 @@ Staging staging_of(const Launch& launch, bool on_gpu) {
 #ifdef ANNULUS_WITH_MPI
   if (launch.by_mpi()) staging.host_bytes = mpi_staging_bytes(launch.ranks);
 #endif
+  if (!launch.rendezvous.empty()) staging.host_bytes = tcp_staging_bytes(launch.ranks);
   if (!on_gpu) return staging;
   if (launch.transport == "mpi" || launch.transport == "tcp")
     staging.host_bytes += staged_staging_bytes(launch.ranks);

@@ -20,12 +20,17 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
 }
 
 bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, bool on_gpu) {
-  // Which transport it will be is not known here; room for the hungriest one is little. (What tcp packs is not counted:
-  // docs/running-on-a-cluster.md.)
-  Launch hungriest;
-  hungriest.transport = on_gpu ? "nccl" : "mpi";
-  hungriest.ranks = setup.sharding.ranks;
-  const Staging staging = staging_of(hungriest, on_gpu);
+  // Which transport it will be is not known here; room for the hungriest one is little.
+  Staging staging;
+  for (const char* rendezvous : {"", "file:x"}) {
+    Launch launch;
+    launch.transport = on_gpu ? "nccl" : "mpi";
+    launch.rendezvous = rendezvous;
+    launch.ranks = setup.sharding.ranks;
+    const Staging found = staging_of(launch, on_gpu);
+    staging.host_bytes = std::max(staging.host_bytes, found.host_bytes);
+    staging.gpu_bytes = std::max(staging.gpu_bytes, found.gpu_bytes);
+  }
   // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
   RankOptions options = setup.options;
   if (options.device.threads == 0) options.device.threads = 1;

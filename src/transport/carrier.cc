@@ -73,7 +73,7 @@ void CarriedTransport::begin(const Exchange& exchange) {
   }
   pack(exchange);
   under_way_ = !exchange_.sends.empty() || !exchange_.receives.empty();
-  carry([&] { under_way_ ? carrier_->post(exchange_) : carrier_->skip(exchange.plan, exchange.step); });
+  if (under_way_) carry([&] { carrier_->post(exchange_); });
 }
 
 // What a rank sends to itself has arrived when this returns.

@@ -2,10 +2,9 @@
 """What the tool refuses: rule, value, remedy, and no output touched."""
 
 import os
-import resource
 import unittest
 
-from tool import SENTINEL, SMALL, CliTest, floats, problem_file, run, write_npy
+from tool import SENTINEL, SMALL, CliTest, floats, problem_file, within_a_gib, write_npy
 
 
 class BadInput(CliTest):
@@ -172,12 +171,8 @@ class BadInput(CliTest):
             )
 
     def test_an_allocation_that_the_system_refuses(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-
-        if run("info", preexec_fn=limit).returncode != 0:
-            self.skipTest("this build does not start within 1 GiB of address space (a sanitizer's does not)")
-        self.refuse(3, ["refused", "smaller"], "run", "--tokens", "96k", preexec_fn=limit)
+        self.need_no_sanitizer()
+        self.refuse(3, ["refused", "smaller"], "run", "--tokens", "96k", preexec_fn=within_a_gib)
 
 
 if __name__ == "__main__":

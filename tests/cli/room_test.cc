@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "annulus/device_transports.h"
+#include "annulus/rendezvous.h"
 #include "cli/prediction.h"
 
 namespace annulus::cli {
@@ -43,9 +44,9 @@ TEST(Staging, IsThatOfTheTransport) {
   EXPECT_EQ(staging("nccl", 4, true).host_bytes, on_cpu.host_bytes);
   EXPECT_EQ(staging("nccl", 4, true).gpu_bytes, nccl_staging_bytes(4));
   EXPECT_GT(nccl_staging_bytes(4), 0);
-  EXPECT_EQ(staging("tcp", 4, false, "file:x").host_bytes, 0);
-  EXPECT_EQ(staging("tcp", 4, true, "file:x").host_bytes, staged_staging_bytes(4));
-  EXPECT_EQ(staging("nccl", 4, true, "file:x").host_bytes, 0) << "no MPI, no messages of it";
+  EXPECT_EQ(staging("tcp", 4, false, "file:x").host_bytes, tcp_staging_bytes(4));
+  EXPECT_EQ(staging("tcp", 4, true, "file:x").host_bytes, tcp_staging_bytes(4) + staged_staging_bytes(4));
+  EXPECT_EQ(staging("nccl", 4, true, "file:x").host_bytes, tcp_staging_bytes(4)) << "no MPI, no messages of it";
   for (const char* transport : {"mpi", "tcp", "nccl"}) {  // a lone rank moves nothing
     EXPECT_EQ(staging(transport, 1, true).host_bytes, 0);
     EXPECT_EQ(staging(transport, 1, true).gpu_bytes, 0);

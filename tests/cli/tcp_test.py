@@ -70,6 +70,18 @@ class Results(TcpTest):
         self.assertEqual(group.text().count("passed: "), 1, "reports come from rank 0 alone")
         self.assertIn("3 ranks by TCP, launcher torchrun", group.text(0))
 
+    def test_memory_is_what_the_plan_says(self):
+        """By gather a rank sends its whole shard of keys, and packs little of it at a time."""
+        self.need_no_sanitizer()
+        words = ["--tokens", "128k", "--heads", "4", "--segments", "128k", "--dilations", "64", "--strategy", "gather"]
+        words += ["--threads", "1"]
+        memory = self.met_report(2, "run", *words)["memory"]
+        planned = self.report("plan", *words, "--ranks", "2", "--transport", "tcp")["memory"]["plan_bytes"]
+        self.assertEqual(memory["components"]["transport"], 2 << 16)
+        for rank in memory["by_rank"]:
+            self.assertEqual(rank["peak_bytes"], planned)
+            self.assertLess(rank["process_peak_bytes"], planned + (32 << 20))  # of 128 MiB that are sent
+
     def test_files(self):
         problem_file(self.folder / "x.safetensors", kv_heads=1)
         words = ["--input", "x.safetensors", "--segments", "16,32", "--dilations", "1,2", "--backward", "--reproducible"]

@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import struct
 import subprocess
 import tempfile
@@ -95,6 +96,10 @@ def problem_file(path, shape=(1, 40, 2, 8), kv_heads=2, dout=True, **replaced):
     return path
 
 
+def within_a_gib():
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+
 class CliTest(unittest.TestCase):
     maxDiff = None
 
@@ -102,6 +107,10 @@ class CliTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+
+    def need_no_sanitizer(self):
+        if run("info", preexec_fn=within_a_gib).returncode != 0:
+            self.skipTest("this build does not start within 1 GiB of address space (a sanitizer's does not)")
 
     def succeed(self, *arguments):
         result = run(*arguments, cwd=self.folder)

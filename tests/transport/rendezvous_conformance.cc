@@ -108,7 +108,7 @@ void poll_for(Transport& transport, std::chrono::milliseconds time) {
 }
 
 // Else who receives would have to keep whatever a rank sends that need not wait for anybody.
-TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsTaken) {
+TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsAskedFor) {
   constexpr int kSteps = 40;
   for (const std::size_t bytes : {std::size_t{1} << 20, std::size_t{4096}}) {
     const std::size_t most_ahead = (std::size_t{1} << 16) / bytes;  // messages
@@ -140,7 +140,7 @@ TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsTaken) {
 }
 
 // Short messages too, which nobody waits for: sent before it left, and after.
-TEST(Rendezvous, WhatARankThatLeftHasNotTakenIsAnError) {
+TEST(Rendezvous, WhatARankThatLeftHasNotAskedForIsAnError) {
   const Bytes memory(100, std::byte{7});
   for (const bool before : {true, false}) {
     const std::string place = "file:" + fresh_file();
@@ -170,27 +170,36 @@ TEST(Rendezvous, WhoPassesOnAFailureIsNotTakenForLost) {
     EXPECT_EQ(transport->all_gather("x").size(), 3U);
     return transport;
   };
-  const Bytes memory(std::size_t{64} << 20, std::byte{7});  // more than lies in a connection
-  std::atomic<bool> has_begun{false};
+  constexpr std::size_t kMuch = std::size_t{64} << 20;  // more than lies in a connection
+  std::atomic<bool> is_asked_for{false}, is_under_way{false};
+  const auto wait_for = [](const std::atomic<bool>& event) {
+    while (!event) std::this_thread::sleep_for(1ms);
+  };
   std::thread first([&] {
+    const Bytes memory(kMuch, std::byte{7});
     const auto transport = join(0);
+    wait_for(is_asked_for);
     support::expect_refused_as<TransportError>(
         [&] {
           transport->post(send_to(2, 5, memory));
-          has_begun = true;
+          poll_for(*transport, 100ms);
+          is_under_way = true;
           transport->wait();
         },
         {"rank 1 gave up", "no more of it"});
   });
   std::thread second([&] {
     const auto transport = join(1);
-    while (!has_begun) std::this_thread::sleep_for(1ms);
+    wait_for(is_under_way);
     transport->abort("no more of it");
   });
   const auto transport = join(2);
-  first.join();
+  Bytes memory(kMuch);
+  transport->post({.plan = 1, .step = 5, .sends = {}, .receives = {{.peer = 0, .bytes = memory}}});
+  is_asked_for = true;
+  first.join();  // while this rank reads nothing
   second.join();
-  support::expect_refused_as<TransportError>([&] { poll_for(*transport, 20s); }, {"rank 1 gave up", "no more of it"});
+  support::expect_refused_as<TransportError>([&] { transport->wait(); }, {"rank 1 gave up", "no more of it"});
 }
 
 TEST(Rendezvous, NamesTheStepAtWhichNothingMoves) {
