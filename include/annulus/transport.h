@@ -87,8 +87,8 @@ class Transport {
 
 struct TransportOptions {
   std::chrono::milliseconds timeout{60'000};  // no sign of life for this long: the peer counts as lost
-  // A rank that is slow but alive is named here, once. Called within wait(), so it must not call the transport: to give
-  // up, set `stop`.
+  // A rank that is slow but alive is named here, once. Called within wait(), so it must neither call the transport nor
+  // throw: to give up, set `stop`.
   std::function<void(const std::string&)> warn = {};
   const std::atomic<bool>* stop = nullptr;  // once true (a signal handler may set it), this rank gives up
   bool blocking = false;                    // post() also waits: nothing overlaps, for debugging

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kAttempt(500);  // to reach another, before 
 
 // What a process says first on a connection.
 struct Hello {
-  static constexpr std::uint64_t kMagic = 0x616e6e756c757303;  // and the version
+  static constexpr std::uint64_t kMagic = 0x616e6e756c757304;  // and the version
 
   std::uint64_t magic = kMagic;
   std::int32_t rank = -1;

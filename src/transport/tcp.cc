@@ -55,9 +55,9 @@ class TcpTransport final : public Transport {
   void progress();
   void open(int peer, const TcpLine::Head& head, std::span<const std::byte> body);
   void notice_end(int peer);
+  void check_left(int peer);
   std::string look_around();
   std::vector<int> waited_for() const;
-  std::string who_left(int peer) const;
   std::vector<pollfd> open_ends(short events = POLLIN | POLLOUT);
   void sleep(milliseconds time, short events);
   void flush_all(milliseconds quiet, milliseconds most);
@@ -90,26 +90,30 @@ TcpTransport::~TcpTransport() {
 
 // Who failed says so once more: its connections may end before another rank has read why from the one that found out.
 // Then it reads to the end of what others have sent, for a while: closed with letters unread, a connection would drop
-// what is still on its way out.
+// what is still on its way out. A rank that is through waits for one that computes and has not read its last message.
 void TcpTransport::leave() {
   for (int peer = 0; peer < size(); ++peer)
     if (failed_)
       write_failure(peer);
     else
       line(peer).write({.kind = Kind::leave});
-  flush_all(milliseconds(500), options_.timeout);
+  const auto begin = Clock::now();
+  flush_all(failed_ ? milliseconds(500) : options_.timeout, options_.timeout);
   for (TcpLine& each : lines_) each.socket().end_writing();
+  const auto drain = Clock::now();
   std::array<std::byte, 4096> unread;
-  for (const auto end = Clock::now() + milliseconds(300); Clock::now() < end;) {
-    bool all_ended = true;
+  for (bool is_over = false; !is_over; sleep(milliseconds(is_over ? 0 : 5), POLLIN)) {
+    bool all_ended = true, all_arrived = true;
     for (TcpLine& each : lines_) {
       std::int64_t count = each.is_open() ? 1 : -1;
       while (count > 0) count = each.socket().read_some(unread);
       if (count < 0) each.close();
       all_ended = all_ended && count < 0;
+      all_arrived = all_arrived && each.socket().unacknowledged_bytes() == 0;
     }
-    if (all_ended) break;
-    sleep(milliseconds(5), POLLIN);
+    const auto now = Clock::now();
+    is_over =
+        all_ended || (now - drain >= milliseconds(300) && (failed_ || all_arrived || now - begin >= options_.timeout));
   }
 }
 
@@ -139,7 +143,8 @@ void TcpTransport::post(const Exchange& exchange) {
 }
 
 bool TcpTransport::poll() {
-  const Lock lock(mutex_);
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;  // another thread of this rank is at it
   return guarded([&] {
     progress();
     check_failure();
@@ -181,13 +186,13 @@ void TcpTransport::begin(const Exchange& exchange) {
       line(receive.peer).receive(frame(std::ssize(receive.bytes)), receive.bytes);
   for (const Send& send : exchange_.sends) {
     const std::int64_t bytes = total_bytes(send.blocks);
-    if (send.peer == rank_) PackCursor(send.blocks).pack(own);
-    if (send.peer == rank_ || bytes == 0) continue;
-    if (line(send.peer).has_left()) fail(who_left(send.peer));
-    check_failure();
-    line(send.peer).send(frame(bytes), send.blocks);
+    if (send.peer == rank_)
+      PackCursor(send.blocks).pack(own);
+    else if (bytes > 0)
+      line(send.peer).send(frame(bytes), send.blocks);
   }
   progress();
+  for (int peer = 0; peer < size(); ++peer) check_left(peer);
   check_failure();
 }
 
@@ -232,7 +237,7 @@ void TcpTransport::progress() {
     flush(peer);
     const TcpLine::Moved moved =
         from.read([&](const TcpLine::Head& head, std::span<const std::byte> body) { open(peer, head, body); });
-    if (moved.anything) vigil_.hear(peer, Clock::now());
+    if (moved.bytes > 0) vigil_.hear(peer, Clock::now());
     if (moved.payload) vigil_.moved(Clock::now());
     if (moved.ended) ended.push_back(peer);
   }
@@ -273,12 +278,13 @@ void TcpTransport::notice_end(int peer) {
   if (!line(peer).has_left())
     fail("rank " + std::to_string(peer) + " is lost: its connection to rank " + std::to_string(rank_) +
          " ended without a word " + place(at_) + "; see what rank " + std::to_string(peer) + " printed");
-  else if (line(peer).is_owed())
-    fail(who_left(peer));
+  check_left(peer);
 }
 
-std::string TcpTransport::who_left(int peer) const {
-  return describe({.finding = Vigil::Finding::left, .peer = peer}, {}, rank_, at_, options_.timeout);
+// Who has left neither takes nor sends anything more.
+void TcpTransport::check_left(int peer) {
+  if (line(peer).has_left() && (line(peer).is_owed() || !line(peer).has_received()))
+    fail(describe({.finding = Vigil::Finding::left, .peer = peer}, {}, rank_, at_, options_.timeout));
 }
 
 std::vector<int> TcpTransport::waited_for() const {
@@ -330,7 +336,7 @@ void TcpTransport::flush_all(milliseconds quiet, milliseconds most) {
     for (TcpLine& each : lines_) {
       const TcpLine::Moved moved = each.flush();
       if (moved.ended) each.close();
-      if (moved.anything) moved_at = Clock::now();
+      if (moved.bytes > 0) moved_at = Clock::now();
       empty = empty && !each.wants_to_write();
     }
     if (empty) return;
@@ -340,10 +346,10 @@ void TcpTransport::flush_all(milliseconds quiet, milliseconds most) {
 
 // The first failure is the one that counts, and all ranks hear of it.
 void TcpTransport::fail(const std::string& text) {
+  for (TcpLine& each : lines_) each.let_go();
   if (failed_) return;
   failed_ = true;
   failure_ = text.substr(0, 4096);
-  for (TcpLine& each : lines_) each.let_go();
   for (int peer = 0; peer < size(); ++peer) write_failure(peer);
   flush_all(milliseconds(100), milliseconds(100));
 }

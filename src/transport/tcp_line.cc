@@ -1,11 +1,13 @@
 #include "transport/tcp_line.h"
 
 #include <algorithm>
+#include <new>
 
 namespace annulus {
 namespace {
 
 constexpr std::int64_t kMostNoteBytes = 4096;
+constexpr std::int64_t kMostAtOnce = std::int64_t{4} << 20;  // bytes that a call moves
 
 // The body is for the caller to write.
 std::span<std::byte> begin_letter(std::vector<std::byte>& letter, const TcpLine::Head& head) {
@@ -27,12 +29,16 @@ void TcpLine::receive(const Frame& frame, std::span<std::byte> to) {
   take_kept();
 }
 
-void TcpLine::let_go() {
+void TcpLine::let_go() noexcept {
   has_let_go_ = true;
   out_.reset();
   in_.reset();
   early_.clear();
-  if (std::exchange(goes_straight_, false)) body_.resize(static_cast<std::size_t>(head_.body_bytes));
+  try {
+    if (std::exchange(goes_straight_, false)) body_.resize(static_cast<std::size_t>(head_.body_bytes));
+  } catch (const std::bad_alloc&) {
+    close();  // which the other end notices
+  }
 }
 
 // The oldest request is for the oldest message.
@@ -60,11 +66,11 @@ void TcpLine::write(const Head& note, std::span<const std::byte> body) {
 
 TcpLine::Moved TcpLine::flush() {
   Moved moved;
-  while (is_open() && (!left_.empty() || refill())) {
+  while (is_open() && moved.bytes < kMostAtOnce && (!left_.empty() || refill())) {
     const std::int64_t count = socket_.write_some(left_);
     moved.ended = count < 0;
     if (count <= 0) break;
-    moved.anything = true;
+    moved.bytes += count;
     moved.payload = moved.payload || is_piece_;
     written_bytes_ += count;
     left_ = left_.subspan(static_cast<std::size_t>(count));
@@ -98,14 +104,15 @@ bool TcpLine::refill() {
 
 TcpLine::Moved TcpLine::read(const OnNote& on_note) {
   Moved moved;
-  while (is_open()) {
+  while (is_open() && moved.bytes < kMostAtOnce) {
     const bool in_head = head_bytes_ < sizeof head_;
     const std::int64_t count =
         socket_.read_some(in_head ? std::as_writable_bytes(std::span(&head_, 1)).subspan(head_bytes_) : body_left());
     if (count == 0) return moved;
-    moved.anything = moved.anything || count > 0;
-    if (count > 0 && in_head) head_bytes_ += static_cast<std::size_t>(count);
-    if (count > 0 && !in_head) body_bytes_ += static_cast<std::size_t>(count);
+    if (count > 0) {
+      moved.bytes += count;
+      (in_head ? head_bytes_ : body_bytes_) += static_cast<std::size_t>(count);
+    }
     if (count < 0 || (in_head && head_bytes_ == sizeof head_ && !begin_body())) {
       close();
       moved.ended = true;
@@ -147,7 +154,7 @@ void TcpLine::end_body(const OnNote& on_note) {
     has_left_ = true;
   } else if (head_.kind != Kind::piece) {
     on_note(head_, body_);
-  } else if (goes_straight_) {
+  } else if (std::exchange(goes_straight_, false)) {
     in_->left = in_->left.subspan(static_cast<std::size_t>(head_.body_bytes));
     if (in_->left.empty()) in_.reset();
   } else if (!has_let_go_) {

@@ -33,7 +33,7 @@ class TcpLine {
   using OnNote = std::function<void(const Head&, std::span<const std::byte> body)>;  // ask, report, failure
 
   struct Moved {
-    bool anything = false;
+    std::int64_t bytes = 0;
     bool payload = false;  // bytes of messages
     bool ended = false;    // the other end is gone
   };
@@ -52,9 +52,10 @@ class TcpLine {
   bool has_received() const { return !in_; }
   const std::optional<Mismatch>& mismatch() const { return mismatch_; }
   // Memory of messages is left alone from now on, for good. A piece that has begun goes on to its end.
-  void let_go();
+  void let_go() noexcept;
 
   void write(const Head& note, std::span<const std::byte> body = {});
+  // As much as can be moved at once, within limits: others are to have their turn.
   Moved flush();
   Moved read(const OnNote& on_note);
   bool wants_to_write() const { return is_open() && (!left_.empty() || !notes_.empty() || message_may_go()); }
@@ -63,7 +64,7 @@ class TcpLine {
   Socket& socket() { return socket_; }
   void close();
   bool has_left() const { return has_left_; }               // the peer said so
-  bool is_owed() const { return out_ || !early_.empty(); }  // messages that the peer has not asked for
+  bool is_owed() const { return out_ || !early_.empty(); }  // messages that the peer has not asked for, or not all of
   // Whether the peer's system has taken anything since the last call.
   bool is_heard();
 
@@ -83,7 +84,7 @@ class TcpLine {
   };
 
   bool message_may_go() const {
-    return out_ && (out_->is_asked_for || early_bytes_ + out_->frame.bytes <= kPieceBytes);
+    return out_ && !mismatch_ && (out_->is_asked_for || early_bytes_ + out_->frame.bytes <= kPieceBytes);
   }
   bool refill();
   void match();

@@ -139,6 +139,77 @@ TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsAskedFor) {
   }
 }
 
+// Of messages that are not sent before they are asked for, too, whoever comes first.
+TEST(Rendezvous, LongMessagesThatDisagree) {
+  const Bytes memory(300'000, std::byte{7});
+  for (const bool sender_is_first : {true, false}) {
+    const std::string place = "file:" + fresh_file();
+    const std::vector<std::string> words{"rank 0 sends 300000 bytes at step 5",
+                                         "rank 1 expects 200000 bytes at step 5"};
+    std::atomic<bool> first_has_posted{false};
+    const auto act = [&](int rank, const Exchange& exchange) {
+      const auto transport = make_rendezvous_transport(rank, 2, place, {.timeout = 20s});
+      EXPECT_EQ(transport->all_gather("x").size(), 2U);
+      support::expect_refused_as<TransportError>(
+          [&] {
+            if ((rank == 0) != sender_is_first) {
+              while (!first_has_posted) std::this_thread::sleep_for(1ms);
+              poll_for(*transport, 50ms);
+            }
+            transport->post(exchange);
+            first_has_posted = true;
+            transport->wait();
+          },
+          words);
+    };
+    Bytes received(200'000);
+    std::thread receiver(
+        [&] { act(1, {.plan = 1, .step = 5, .sends = {}, .receives = {{.peer = 0, .bytes = received}}}); });
+    act(0, send_to(1, 5, memory));
+    receiver.join();
+  }
+}
+
+// A rank may leave when wait() has returned, though the others have not read all of it yet.
+TEST(Rendezvous, WhoLeavesHasSentEverything) {
+  const std::string place = "file:" + fresh_file();
+  std::atomic<bool> is_asked_for{false};
+  const Bytes memory(std::size_t{3} << 20, std::byte{7});
+  std::thread sender([&] {
+    const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
+    while (!is_asked_for) std::this_thread::sleep_for(1ms);
+    transport->post(send_to(1, 5, memory));
+    transport->wait();
+  });
+  const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
+  Bytes got(memory.size());
+  transport->post({.plan = 1, .step = 5, .sends = {}, .receives = {{.peer = 0, .bytes = got}}});
+  is_asked_for = true;
+  std::this_thread::sleep_for(1200ms);  // computes, and reads nothing
+  transport->wait();
+  EXPECT_TRUE(got == memory);
+  sender.join();
+}
+
+// Who polls hears of it, too.
+TEST(Rendezvous, WhatARankThatLeftHasNotSentIsAnError) {
+  const std::string place = "file:" + fresh_file();
+  std::thread other([&] {
+    const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
+    EXPECT_EQ(transport->all_gather("x").size(), 2U);
+  });
+  const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
+  EXPECT_EQ(transport->all_gather("x").size(), 2U);
+  Bytes memory(100);
+  support::expect_refused_as<TransportError>(
+      [&] {
+        transport->post({.plan = 1, .step = 5, .sends = {}, .receives = {{.peer = 1, .bytes = memory}}});
+        poll_for(*transport, 20s);
+      },
+      {"rank 1 has left the group", "step 5"});
+  other.join();
+}
+
 // Short messages too, which nobody waits for: sent before it left, and after.
 TEST(Rendezvous, WhatARankThatLeftHasNotAskedForIsAnError) {
   const Bytes memory(100, std::byte{7});
