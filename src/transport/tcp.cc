@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <new>
 
@@ -308,7 +309,7 @@ std::string TcpTransport::look_around() {
   }
   const Vigil::Verdict verdict = vigil_.judge(peers, now);
   if (verdict.finding == Vigil::Finding::patience) return "";
-  const std::string text = describe(verdict, vigil_.last_report(verdict.peer), rank_, at_, options_.timeout);
+  std::string text = describe(verdict, vigil_.last_report(verdict.peer), rank_, at_, options_.timeout);
   if (verdict.finding == Vigil::Finding::slow) return text;
   fail(text);
   return "";

@@ -7,7 +7,6 @@
 // oldest message, or the two ranks disagree.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <functional>
 #include <optional>
