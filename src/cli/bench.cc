@@ -272,7 +272,7 @@ int bench(const BenchOptions& options) {
     return bench_on_cuda(options, {schedule.repeats, schedule.warmup, schedule.min_seconds});
   }
   const Problem problem = make_problem(options.problem, typed_sizes(options));
-  const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch.ranks)};
+  const BenchJob job{options, schedule_of(options), launch, problem, make_rank_setup(options, problem, launch)};
   const GroupOptions group =
       make_group_options(options, options.ranks.trace.empty() ? events_of_a_pass(problem, job.setup) : kTracedEvents);
   (void)make_seed(options.problem);

@@ -275,7 +275,7 @@ int run_on_cuda(const CommandOptions& options, const Launch& launch, const FileO
     }
     gpu_work.bring_back(work);
     progress.step("write results");
-    const Holdings holdings = holdings_of(make_rank_setup(options, problem, 1), problem);
+    const Holdings holdings = holdings_of(make_rank_setup(options, problem, launch), problem);
     run_ranks(launch, {}, [&](Rank& rank) {
       written = write_outputs(files, rank, holdings, work, last, inputs.without_batch());
       return kRight;

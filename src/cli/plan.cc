@@ -279,7 +279,7 @@ int plan(const CommandOptions& options) {
   job.problem = make_problem(options.problem, typed_sizes(options));
   if (uses_gpu(options.machine)) job.gpu.emplace(options.machine);
   job.staging = staging_of(job.launch, job.gpu.has_value());
-  job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch.ranks); });
+  job.choice_ms = milliseconds([&] { job.setup = make_rank_setup(options, job.problem, job.launch); });
   job.backward = options.problem.backward;
   (void)make_group_options(options, 0);
   if (!options.ranks.trace.empty())

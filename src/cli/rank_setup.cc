@@ -19,19 +19,9 @@ std::int64_t positive_size(const char* option, const std::string& text, const ch
   return size;
 }
 
-bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, bool on_gpu) {
-  // Which transport it will be is not known here; room for the hungriest one is little.
-  Staging staging;
-  for (const char* rendezvous : {"", "file:x"}) {
-    Launch launch;
-    launch.transport = on_gpu ? "nccl" : "mpi";
-    launch.rendezvous = rendezvous;
-    launch.ranks = setup.sharding.ranks;
-    const Staging found = staging_of(launch, on_gpu);
-    staging.host_bytes = std::max(staging.host_bytes, found.host_bytes);
-    staging.gpu_bytes = std::max(staging.gpu_bytes, found.gpu_bytes);
-  }
-  // Nor is the number of threads, unless typed; and all ranks, on whatever hosts, must come to the same answer.
+bool fits(const RankSetup& setup, const Problem& problem, bool with_backward, const Staging& staging) {
+  // The number of threads is not known here, unless typed; and all ranks, on whatever hosts, must come to the same
+  // answer.
   RankOptions options = setup.options;
   if (options.device.threads == 0) options.device.threads = 1;
   return std::ranges::all_of(sample_ranks(setup.sharding, problem.tokens), [&](int rank) {
@@ -49,10 +39,10 @@ void choose(RankSetup& setup, const Problem& problem) {
 
 }  // namespace
 
-RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, int ranks) {
+RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, const Launch& launch) {
   const RankTexts& typed = options.ranks;
   RankSetup setup;
-  setup.sharding.ranks = ranks;
+  setup.sharding.ranks = launch.ranks;
   if (typed.layout) setup.sharding.layout = parse_layout(*typed.layout);
   if (typed.boundaries) setup.sharding.boundaries = parse_sizes_option("--boundaries", *typed.boundaries);
   setup.sharding = resolve(std::move(setup.sharding), problem.tokens);
@@ -70,8 +60,8 @@ RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem,
   const RankOptions asked = setup.options;
   choose(setup, problem);
   const bool deals = std::ranges::find(setup.options.branches, Strategy::reshard) != setup.options.branches.end();
-  if (!setup.memory_limit || asked.strategy != Strategy::automatic || !deals || ranks == 1 ||
-      fits(setup, problem, options.problem.backward, uses_gpu(options.machine)))
+  if (!setup.memory_limit || asked.strategy != Strategy::automatic || !deals || launch.ranks == 1 ||
+      fits(setup, problem, options.problem.backward, staging_of(launch, uses_gpu(options.machine))))
     return setup;
   setup.options = asked;
   setup.options.strategy = Strategy::exchange;

@@ -22,7 +22,7 @@ struct RankSetup {
 };
 
 // Takes a resolved problem. Throws InvalidArgument or Unsupported.
-RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, int ranks);
+RankSetup make_rank_setup(const CommandOptions& options, const Problem& problem, const Launch& launch);
 
 GroupOptions make_group_options(const CommandOptions& command, std::size_t recorded_events);
 

@@ -156,7 +156,7 @@ int run(const RunOptions& options) {
   const Pass pass = options.problem.backward ? Pass::backward : Pass::forward;
   InputFiles inputs(options.files, options.problem);
   const Problem problem = make_problem(options.problem, inputs.given() ? inputs.sizes() : typed_sizes(options));
-  RunJob job{options, problem, inputs, make_rank_setup(options, problem, launch.ranks), launch, 0, "", pass};
+  RunJob job{options, problem, inputs, make_rank_setup(options, problem, launch), launch, 0, "", pass};
   job.seed = make_seed(options.problem);
   if (options.picture) job.picture = pattern_picture(problem, parse_size_option("--picture", *options.picture));
   if (!uses_gpu(options.machine)) (void)Attention(problem, job.setup.options.device);  // refuses before anything begins

@@ -33,9 +33,9 @@ struct WrongProblem {
   std::vector<VerifyCheck> checks;
 };
 
-VerifySettings settings_of(const CommandOptions& options, const Problem& problem, int ranks) {
+VerifySettings settings_of(const CommandOptions& options, const Problem& problem, const Launch& launch) {
   VerifySettings settings;
-  settings.setup = make_rank_setup(options, problem, ranks);
+  settings.setup = make_rank_setup(options, problem, launch);
   settings.seed = make_seed(options.problem);
   const Options& device = settings.setup.options.device;
   const std::string& set = device.instruction_set;
@@ -172,7 +172,7 @@ int verify_one(const VerifyOptions& options) {
   if (uses_gpu(options.machine) && launch.ranks == 1) return verify_one_on_cuda(options);
   const GroupOptions group = make_group_options(options, options.ranks.trace.empty() ? 64 : kTracedEvents);
   const Problem problem = make_problem(options.problem, typed_sizes(options));
-  const VerifySettings settings = settings_of(options, problem, launch.ranks);
+  const VerifySettings settings = settings_of(options, problem, launch);
   return run_ranks(launch, group, [&](Rank& rank) { return verify_rank(options, problem, settings, launch, rank); });
 }
 
@@ -280,7 +280,7 @@ int grid_rank(const VerifyOptions& options, const Launch& launch, const std::vec
       if (gpu) {
         checks = verify_on_cuda(*gpu, problem, gpu_settings(options), silent);
       } else {
-        const VerifySettings settings = settings_of(options, problem, launch.ranks);
+        const VerifySettings settings = settings_of(options, problem, launch);
         threads = threads_of(settings, rank);
         checks = verify(problem, settings, rank, silent);
       }
@@ -302,7 +302,7 @@ int verify_grid(const VerifyOptions& options) {
   check_grid_options(options);
   const Launch launch = make_launch(options.ranks, process_environment);
   const GroupOptions group = make_group_options(options, 64);
-  if (!uses_gpu(options.machine)) (void)settings_of(options, grid_problem({}), launch.ranks);
+  if (!uses_gpu(options.machine)) (void)settings_of(options, grid_problem({}), launch);
   const std::vector<Words> cases = chosen_cases(options);
   return run_ranks(launch, group, [&](Rank& rank) { return grid_rank(options, launch, cases, rank); });
 }

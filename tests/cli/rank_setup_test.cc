@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "annulus/errors.h"
+#include "annulus/rendezvous.h"
 #include "cli/matrix_picture.h"
 #include "cli/prediction.h"
 
@@ -24,7 +25,7 @@ Problem problem_of(const CommandOptions& options) { return make_problem(options.
 
 RankSetup setup_of(const std::vector<std::string>& words, int ranks) {
   const CommandOptions options = parse(words);
-  return make_rank_setup(options, problem_of(options), ranks);
+  return make_rank_setup(options, problem_of(options), launch_threads(ranks));
 }
 
 std::string refusal(const std::vector<std::string>& words, int ranks) {
@@ -68,7 +69,7 @@ TEST(RankSetup, BadValuesAreRefusedWithRuleValueAndRemedy) {
 TEST(Prediction, IsTheLibrarysOwnWord) {
   const CommandOptions options = parse({"--heads", "4"});
   const Problem problem = problem_of(options);
-  const RankSetup setup = make_rank_setup(options, problem, 3);
+  const RankSetup setup = make_rank_setup(options, problem, launch_threads(3));
   run_ranks(launch_threads(3), {}, [&](Rank& rank) {
     const RankAttention attention(problem, setup.sharding, rank.transport, setup.options);
     const Prediction foretold = predict(problem, setup.sharding, rank.index(), setup.options);
@@ -86,7 +87,7 @@ TEST(Prediction, SlotsShrinkToKeepALimit) {
   const CommandOptions options =
       parse({"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4", "--strategy", "exchange"});
   const Problem problem = problem_of(options);
-  const RankSetup setup = make_rank_setup(options, problem, 4);
+  const RankSetup setup = make_rank_setup(options, problem, launch_threads(4));
   const Prediction free = predict(problem, setup.sharding, 1, setup.options);
   EXPECT_EQ(fit_slots(problem, setup.sharding, 1, setup.options, {}, true, free.bytes(true)).slot_bytes,
             setup.options.slot_bytes);
@@ -103,17 +104,29 @@ TEST(Prediction, SlotsShrinkToKeepALimit) {
 // Classes that are dealt out are held whole; keys that are exchanged come slot by slot.
 TEST(RankSetup, AutoExchangesWhereDealingOutDoesNotFit) {
   const std::vector<std::string> words = {"--tokens", "64k", "--segments", "64k", "--dilations", "1", "--heads", "4"};
-  const RankSetup free = make_rank_setup(parse(words), problem_of(parse(words)), 4);
+  const RankSetup free = make_rank_setup(parse(words), problem_of(parse(words)), launch_threads(4));
   ASSERT_EQ(strategy_text(free), "reshard");
   const std::int64_t needs = predict(problem_of(parse(words)), free.sharding, 1, free.options).bytes(false);
-  const auto limited = [&](std::int64_t limit) {
+  const auto limited = [&](std::int64_t limit, const Launch& launch = launch_threads(4)) {
     std::vector<std::string> more = words;
     more.insert(more.end(), {"--memory-limit", std::to_string(limit)});
-    return make_rank_setup(parse(more), problem_of(parse(more)), 4);
+    return make_rank_setup(parse(more), problem_of(parse(more)), launch);
   };
   EXPECT_EQ(strategy_text(limited(2 * needs)), "reshard");
   const RankSetup tight = limited(needs * 9 / 10);
   EXPECT_EQ(strategy_text(tight), "exchange");
+  Launch met = launch_threads(4);
+  met.transport = "tcp";
+  met.rendezvous = "file:x";
+  RankOptions one_thread = free.options;
+  one_thread.device.threads = 1;
+  std::int64_t least = 0;  // with the smallest slots
+  for (int rank = 0; rank < 4; ++rank)
+    least = std::max(least, fit_slots(problem_of(parse(words)), free.sharding, rank, one_thread, {}, false, 1).bytes);
+  EXPECT_EQ(strategy_text(limited(least)), "reshard");
+  EXPECT_EQ(strategy_text(limited(least - 1)), "exchange");
+  EXPECT_EQ(strategy_text(limited(least + tcp_staging_bytes(4), met)), "reshard");
+  EXPECT_EQ(strategy_text(limited(least + tcp_staging_bytes(4) - 1, met)), "exchange") << "what messages take counts";
   EXPECT_NE(tight.choice.why.find("memory limit"), std::string::npos) << tight.choice.why;
 }
 
