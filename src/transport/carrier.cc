@@ -183,9 +183,7 @@ void CarriedTransport::abort(const std::string& reason) noexcept {
 }  // namespace
 
 std::unique_ptr<Transport> make_carried_transport(int rank, int size, std::unique_ptr<Carrier> carrier) {
-  if (size < 1 || rank < 0 || rank >= size)
-    throw InvalidArgument("a rank lies in [0, size) of its group; got rank " + std::to_string(rank) + " of " +
-                          std::to_string(size) + ": give the rank of this process");
+  check_rank(rank, size);
   return std::make_unique<CarriedTransport>(rank, size, std::move(carrier));
 }
 

@@ -103,7 +103,7 @@ void TcpTransport::leave() {
   for (TcpLine& each : lines_) each.socket().end_writing();
   const auto drain = Clock::now();
   std::array<std::byte, 4096> unread;
-  for (bool is_over = false; !is_over; sleep(milliseconds(is_over ? 0 : 5), POLLIN)) {
+  for (;;) {
     bool all_ended = true, all_arrived = true;
     for (TcpLine& each : lines_) {
       std::int64_t count = each.is_open() ? 1 : -1;
@@ -113,8 +113,9 @@ void TcpTransport::leave() {
       all_arrived = all_arrived && each.socket().unacknowledged_bytes() == 0;
     }
     const auto now = Clock::now();
-    is_over =
-        all_ended || (now - drain >= milliseconds(300) && (failed_ || all_arrived || now - begin >= options_.timeout));
+    if (all_ended) break;
+    if (now - drain >= milliseconds(300) && (failed_ || all_arrived || now - begin >= options_.timeout)) break;
+    sleep(milliseconds(5), POLLIN);
   }
 }
 
@@ -382,9 +383,7 @@ std::int64_t tcp_staging_bytes(int size) { return 2 * TcpLine::kPieceBytes * (si
 
 std::unique_ptr<Transport> make_rendezvous_transport(int rank, int size, const std::string& place,
                                                      const TransportOptions& options) {
-  if (size < 1 || rank < 0 || rank >= size)
-    throw InvalidArgument("a rank lies in [0, size) of its group; got rank " + std::to_string(rank) + " of " +
-                          std::to_string(size) + ": give the rank of this process");
+  check_rank(rank, size);
   return std::make_unique<TcpTransport>(rank, meet(rank, size, place, options), options);
 }
 

@@ -105,6 +105,12 @@ std::string describe(const Vigil::Verdict& verdict, const Report& report, int ra
          next + "; all ranks must run the same plan: start them with the same problem and options";
 }
 
+void check_rank(int rank, int size) {
+  if (rank >= 0 && rank < size) return;
+  throw InvalidArgument("a rank lies in [0, size) of its group; got rank " + std::to_string(rank) + " of " +
+                        std::to_string(size) + ": give the rank of this process");
+}
+
 void check_exchange(const Exchange& exchange, int rank, int size) {
   if (exchange.step < 0)
     throw InvalidArgument("steps count from 0; got an exchange for step " + std::to_string(exchange.step));

@@ -36,6 +36,8 @@ std::string left_unfinished(int rank, const Frame& at);
 std::string describe(const Vigil::Verdict& verdict, const Report& report, int rank, const Frame& at,
                      std::chrono::milliseconds timeout);
 
+// Throws InvalidArgument unless there can be such a rank.
+void check_rank(int rank, int size);
 // Throws InvalidArgument unless the exchange keeps the rules of transport.h.
 void check_exchange(const Exchange& exchange, int rank, int size);
 // For transports that move memory of the host.

@@ -107,6 +107,13 @@ void poll_for(Transport& transport, std::chrono::milliseconds time) {
   }
 }
 
+// A rank of a group that has met, and whose ranks have heard of each other.
+std::unique_ptr<Transport> join(int rank, int size, const std::string& place) {
+  auto transport = make_rendezvous_transport(rank, size, place, {.timeout = 20s});
+  EXPECT_EQ(transport->all_gather("x").size(), static_cast<std::size_t>(size));
+  return transport;
+}
+
 // Else who receives would have to keep whatever a rank sends that need not wait for anybody.
 TEST(Rendezvous, WhoSendsMuchWaitsUntilItIsAskedFor) {
   constexpr int kSteps = 40;
@@ -148,8 +155,7 @@ TEST(Rendezvous, LongMessagesThatDisagree) {
                                          "rank 1 expects 200000 bytes at step 5"};
     std::atomic<bool> first_has_posted{false};
     const auto act = [&](int rank, const Exchange& exchange) {
-      const auto transport = make_rendezvous_transport(rank, 2, place, {.timeout = 20s});
-      EXPECT_EQ(transport->all_gather("x").size(), 2U);
+      const auto transport = join(rank, 2, place);
       support::expect_refused_as<TransportError>(
           [&] {
             if ((rank == 0) != sender_is_first) {
@@ -194,12 +200,8 @@ TEST(Rendezvous, WhoLeavesHasSentEverything) {
 // Who polls hears of it, too.
 TEST(Rendezvous, WhatARankThatLeftHasNotSentIsAnError) {
   const std::string place = "file:" + fresh_file();
-  std::thread other([&] {
-    const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
-    EXPECT_EQ(transport->all_gather("x").size(), 2U);
-  });
-  const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
-  EXPECT_EQ(transport->all_gather("x").size(), 2U);
+  std::thread other([&] { join(1, 2, place); });
+  const auto transport = join(0, 2, place);
   Bytes memory(100);
   support::expect_refused_as<TransportError>(
       [&] {
@@ -215,12 +217,8 @@ TEST(Rendezvous, WhatARankThatLeftHasNotAskedForIsAnError) {
   const Bytes memory(100, std::byte{7});
   for (const bool before : {true, false}) {
     const std::string place = "file:" + fresh_file();
-    std::thread other([&] {
-      const auto transport = make_rendezvous_transport(1, 2, place, {.timeout = 20s});
-      EXPECT_EQ(transport->all_gather("x").size(), 2U);
-    });
-    const auto transport = make_rendezvous_transport(0, 2, place, {.timeout = 20s});
-    EXPECT_EQ(transport->all_gather("x").size(), 2U);
+    std::thread other([&] { join(1, 2, place); });
+    const auto transport = join(0, 2, place);
     support::expect_refused_as<TransportError>(
         [&] {
           if (!before) other.join();
@@ -236,11 +234,6 @@ TEST(Rendezvous, WhatARankThatLeftHasNotAskedForIsAnError) {
 // A rank that passes on why it fails, behind more than another reads in time, is not the one that is lost.
 TEST(Rendezvous, WhoPassesOnAFailureIsNotTakenForLost) {
   const std::string place = "file:" + fresh_file();
-  const auto join = [&](int rank) {
-    auto transport = make_rendezvous_transport(rank, 3, place, {.timeout = 20s});
-    EXPECT_EQ(transport->all_gather("x").size(), 3U);
-    return transport;
-  };
   constexpr std::size_t kMuch = std::size_t{64} << 20;  // more than lies in a connection
   std::atomic<bool> is_asked_for{false}, is_under_way{false};
   const auto wait_for = [](const std::atomic<bool>& event) {
@@ -248,7 +241,7 @@ TEST(Rendezvous, WhoPassesOnAFailureIsNotTakenForLost) {
   };
   std::thread first([&] {
     const Bytes memory(kMuch, std::byte{7});
-    const auto transport = join(0);
+    const auto transport = join(0, 3, place);
     wait_for(is_asked_for);
     support::expect_refused_as<TransportError>(
         [&] {
@@ -260,11 +253,11 @@ TEST(Rendezvous, WhoPassesOnAFailureIsNotTakenForLost) {
         {"rank 1 gave up", "no more of it"});
   });
   std::thread second([&] {
-    const auto transport = join(1);
+    const auto transport = join(1, 3, place);
     wait_for(is_under_way);
     transport->abort("no more of it");
   });
-  const auto transport = join(2);
+  const auto transport = join(2, 3, place);
   Bytes memory(kMuch);
   transport->post({.plan = 1, .step = 5, .sends = {}, .receives = {{.peer = 0, .bytes = memory}}});
   is_asked_for = true;
